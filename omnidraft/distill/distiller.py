@@ -66,7 +66,7 @@ class Distiller:
         """
         self.ingest, self._learning, self._publisher, self._forgetting = ingest, learning, publisher, forgetting
         self._steps_per_snapshot, self._metrics, self._wait = steps_per_snapshot, metrics, wait
-        self._control, self._compare_earlier = control or TrainingControl(), compare_earlier
+        self.control, self._compare_earlier = control or TrainingControl(), compare_earlier
         self._on_empty_poll, self._spans = on_empty_poll, spans or LearningSpans(NoopTracing(), "")
         self._learner, self.poison_detector = learning.learner, learning.detector
         self._reports: list[StepReport] = []  # since the newest snapshot
@@ -91,7 +91,7 @@ class Distiller:
         while not stop():
             if order := self._next_order(stop):
                 self._start_again(order, stop)
-            elif self._control.is_paused:
+            elif self.control.is_paused:
                 self._wait(PAUSED_S, stop)
             elif batch := self._next_batch(stop):
                 self._learn(batch, stop)
@@ -104,14 +104,14 @@ class Distiller:
         self._publish_steps(stop)
 
     def _open(self, stop: Stop) -> None:
-        self._retry(lambda: self._control.start(CONTROL_TIMEOUT_S), stop)
+        self._retry(lambda: self.control.start(CONTROL_TIMEOUT_S), stop)
         restored = self._retry(self._publisher.restore, stop)
         if restored is not None:
             self._take_up(Start(restored))
         else:
             self._learning.set_parent()
-            self.ingest.mark_done(self._control.restart)  # it was meant for those who had learned something
-            self._forgetting.mark_done(self._forgetting.note(self._control.new_forgets()))
+            self.ingest.mark_done(self.control.restart)  # it was meant for those who had learned something
+            self._forgetting.mark_done(self._forgetting.note(self.control.new_forgets()))
             self._publish_base(stop)
         self._reporter.update(version=self._publisher.parent and self._publisher.parent.version)
         self._seek(stop)
@@ -169,26 +169,26 @@ class Distiller:
         steps so far where these would be left behind."""
         if restart := self._next_restart(stop):
             return restart
-        if orders := self._forgetting.note(self._control.new_forgets()):
+        if orders := self._forgetting.note(self.control.new_forgets()):
             return self._retry(partial(self._start_without, orders), stop)
-        if (rewind := self._control.rewind) is not None and rewind != self._publisher.settled_rewind:
+        if (rewind := self.control.rewind) is not None and rewind != self._publisher.settled_rewind:
             earlier = self._retry(partial(self._publisher.version_before, rewind), stop)
             self._publisher.settled_rewind = rewind
-            if earlier is not None and self._control.is_to_forget(earlier.version.manifest):
+            if earlier is not None and self.control.is_to_forget(earlier.version.manifest):
                 logger.error("learning does not go back to a version whose weights are to forget a tenant")
             elif earlier is not None:
                 self._publish_steps(stop)
                 logger.warning("learning goes back to version %d, as ordered", earlier.version.version)
                 return Start(earlier, self.ingest.batcher.offsets())
-        for tenant in self._control.new_drifts():
+        for tenant in self.control.new_drifts():
             self._compare_earlier(tenant)
         return None
 
     def _next_restart(self, stop: Stop) -> Start | None:
         """Return where an operator's order to restart has learning start, likewise."""
-        self._control.poll()
+        self.control.poll()
         self._follow_pause(stop)
-        if (order := self._control.restart) is None or not self.ingest.is_new(order):
+        if (order := self.control.restart) is None or not self.ingest.is_new(order):
             return None
         self._publish_steps(stop)
         offsets = self._retry(partial(self.ingest.ordered_offsets, order), stop)
@@ -200,7 +200,7 @@ class Distiller:
         if not self._forgetting.is_due_in_weights(orders):
             return Start(without=orders)
         log_id, firsts, _ = self.ingest.read_log()
-        version = newest_without(self._publisher.registry, self._control.forgets, log_id, firsts)
+        version = newest_without(self._publisher.registry, self.control.forgets, log_id, firsts)
         try:
             if version is None:
                 raise SnapshotNotFound("no snapshot is from before them")
@@ -211,7 +211,7 @@ class Distiller:
         return Start(restored, without=orders, catching_up_to=self.ingest.farthest_offsets())
 
     def _follow_pause(self, stop: Stop) -> None:
-        if (is_paused := self._control.is_paused) != self._reporter.status.is_paused:
+        if (is_paused := self.control.is_paused) != self._reporter.status.is_paused:
             logger.info("learning %s", "paused" if is_paused else "goes on")
             self._reporter.update(is_paused=is_paused)
             if not is_paused:
@@ -235,12 +235,12 @@ class Distiller:
 
     def meanwhile(self) -> None:
         """Keep nothing of tenants who are to be forgotten, while the thread of `run` waits; a snapshot follows."""
-        self._control.poll()
-        self._forgetting.note(self._control.new_forgets())
+        self.control.poll()
+        self._forgetting.note(self.control.new_forgets())
 
     def _num_steps_due(self) -> int:
         """Return the number of steps between snapshots. Weights do not depend on how often they are published."""
-        haste = DRIFT_HASTE if self._control.is_drifting else 1
+        haste = DRIFT_HASTE if self.control.is_drifting else 1
         return max(1, self._steps_per_snapshot // haste)
 
     def _next_batch(self, stop: Stop) -> Batch | None:

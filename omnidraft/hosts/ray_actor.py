@@ -12,6 +12,7 @@ import os
 import shutil
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import psutil
 
 from omnidraft.config import LearnerSettings, Settings
-from omnidraft.distill.control import Status
+from omnidraft.distill.control import Status, TrainingControl
 from omnidraft.distill.distiller import Distiller
 from omnidraft.hosts.process import configure_logging
 from omnidraft.registry.staging import own_folder
@@ -94,7 +95,7 @@ class DistillerActor:
             self._distiller = assembly.distillation(
                 self._settings, self._metrics, folder=folder, journal_folder=self._journal_folder, tracing=tracing
             )
-            with gated(Courtesy(_PAUSE_S)):
+            with gated(gate(self._distiller.control)):
                 self._distiller.run(self.stopping.is_set)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # at once: Ray ends processes without their exit handlers
@@ -115,6 +116,12 @@ class DistillerActor:
     def stop(self) -> None:
         """`run` finishes its step, publishes what was learned since the newest snapshot, and returns."""
         self.stopping.set()
+
+
+def gate(control: TrainingControl) -> Callable[[], None]:
+    """Return the gate of learning, which gives way to decoding unless a tenant's traffic drifts."""
+    courtesy = Courtesy(_PAUSE_S)
+    return lambda: None if control.is_drifting else courtesy()
 
 
 def _limit_resources(settings: LearnerSettings) -> None:

@@ -99,6 +99,8 @@ class Cluster(LocalCluster):
                     own = {"SOAK_CLOCK": str(self._clock(name)), "PYTHONPATH": f"{CLOCKS}{os.pathsep}{ROOT}"}
                     if name in self.urls:
                         own["OMNIDRAFT_WORKER__PORT"] = self.urls[name].rpartition(":")[2]
+                    if name == "distiller":  # as on a machine of its own, where nothing is decoded
+                        own["OMNIDRAFT_HOME"] = str(self.folder / "home")
                     set_own = ["env", *(f"{variable}={value}" for variable, value in own.items())]
                     self.start(name, [*set_own, *service_command(name.partition("-")[0], self.config_path)])
 

@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from omnidraft import assembly, config
+from omnidraft.distill.control import TrainingControl
 from omnidraft.errors import ConfigError
-from omnidraft.hosts.ray_actor import DistillerActor, WarningBuffer, _limit_resources
+from omnidraft.hosts.ray_actor import DistillerActor, WarningBuffer, _limit_resources, gate
+from omnidraft.ports import Drift
+from omnidraft.testing.memory_log import MemoryLog
+from tests.control_logs import control_over
 
 
 def test_a_warning_that_cannot_be_formatted_raises_nothing_and_loses_no_other() -> None:
@@ -52,3 +56,19 @@ def test_a_learner_computes_on_the_threads_of_its_settings_else_on_one(threads: 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(limited).result() == expected
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("is_drifting", [False, True])
+def test_learning_gives_way_to_decoding_unless_a_tenants_traffic_drifts(
+    monkeypatch: pytest.MonkeyPatch, is_drifting: bool
+) -> None:
+    control = TrainingControl(control_over(log := MemoryLog()))
+    if is_drifting:
+        control_over(log).put(("drift", "a", "text"), Drift(level=0.9))
+    control.poll()
+    pauses = list[float]()
+    monkeypatch.setattr("omnidraft.throttle.decodes", lambda: True)
+    monkeypatch.setattr("omnidraft.throttle.Courtesy._WORK_S", 0.0)
+    monkeypatch.setattr("omnidraft.throttle.time.sleep", pauses.append)
+    gate(control)()
+    assert len(pauses) == (not is_drifting)

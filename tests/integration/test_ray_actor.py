@@ -130,7 +130,7 @@ def test_two_targets_learn_side_by_side_each_its_own_adapter(fleet: Fleet, tmp_p
 @pytest.mark.timeout(600)
 def test_a_cluster_that_cannot_be_joined_ends_the_process_with_one_line(fleet: Fleet, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    fleet.environ |= {"RAY_ADDRESS": address, "RAY_NUM_REDIS_GET_RETRIES": "1"}
+    fleet.environ |= {"RAY_ADDRESS": address, "RAY_NUM_REDIS_GET_RETRIES": "1", "HOME": str(tmp_path)}
     assert fleet.start().wait(START_S) == 2
     refusal = (tmp_path / "distiller.log").read_text().splitlines()[-1]
     assert refusal.startswith(f"omnidraft distiller: RAY_ADDRESS={address} names no Ray cluster that can be joined: ")

@@ -193,7 +193,7 @@ class Faults:
         counts = Counter(fault for _, fault in self._done)
         died = [each for each in self._ended if each[0] in SERVICES and each[1] != AWAY]
         return {
-            "faults": len(self._done),
+            "num_faults": len(self._done),
             "faults_by_kind": dict(Counter(fault.kind for _, fault in self._done)),
             "faults_by_victim": {f"{kind}: {victim}": num for (kind, victim), num in sorted(counts.items())},
             "faults_at_s": [[round(second, 1), *fault] for second, fault in self._done],

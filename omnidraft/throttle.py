@@ -22,6 +22,8 @@ _PIECE_S = 0.002
 """The shortest piece of work that is followed by a sleep."""
 _SHARE = 0.2
 """The share of one core that throttled work takes."""
+_ROUND_S = 0.5
+"""Decoding goes on if its newest round began so long ago: longer than nearly all rounds take."""
 
 _rested_s: ContextVar[float | None] = ContextVar("rested_s", default=None)
 """The thread's CPU time when its last sleep began; None where work is not throttled."""
@@ -106,10 +108,6 @@ class Courtesy:
         if decodes():
             time.sleep(self._pause_s)
         self._resumed_s = time.monotonic()
-
-
-_ROUND_S = 0.5
-"""Decoding goes on if its newest round began so long ago: longer than nearly all rounds take."""
 
 
 def note_round() -> None:

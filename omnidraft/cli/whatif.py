@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import sys
 from dataclasses import asdict, astuple
 from pathlib import Path
@@ -12,11 +11,10 @@ import typer
 from rich.console import Console
 
 from omnidraft.cli.choices import archive_or_url, chosen, numbers
-from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, group
+from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, group, show_stages
 from omnidraft.errors import RequestError
 from omnidraft.files import require_writable_file, save_json
 from omnidraft.pictures import require_format
-from omnidraft.progress import stages
 
 THIS_MACHINE = "this-machine"
 
@@ -63,7 +61,6 @@ def whatif(
     kept = _kept(json_path)
     archive_path, url = archive_or_url(log)
     settings = config.load(config_path, models={"target": target}, log={"url": url})
-    _show_stages()
     import torch
 
     from omnidraft import assembly
@@ -72,6 +69,7 @@ def whatif(
     from omnidraft.whatif.known_costs import read_costs
     from omnidraft.whatif.recorded_texts import recorded_texts
 
+    show_stages()
     slice_filter = log_slice.parse_filter(since, until, [] if tenant is None else [f"tenant={tenant}"])
     known = None if costs == THIS_MACHINE else read_costs(Path(costs))
     log_slice.require_source(archive_path, settings)
@@ -135,23 +133,14 @@ def export(
 
     require_writable_file(out, makes_folder=False)
     settings = config.load(config_path, models={"target": target, "drafter": drafter})
-    _show_stages()
     from omnidraft.whatif import round_costs
 
+    show_stages()
     found = asdict(round_costs.measured(settings))
     if out is None:
         print(json.dumps(found, indent=2))
     else:
         save_json(found, out)
-
-
-def _show_stages() -> None:
-    """Say on stderr, a terminal or not, what is loaded or measured next."""
-    from omnidraft.hosts.process import configure_command_logging
-
-    configure_command_logging("omnidraft")
-    stages.setLevel(logging.INFO)
-    stages.info("loading libraries")
 
 
 def _kept(path: Path | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ serves on every worker. Rounds that come at any moment, and what they do to reco
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -140,11 +140,11 @@ def delete_all_versions(fleet: Fleet) -> None:
 
 def publish_weights(change: Callable[[torch.Tensor], torch.Tensor], fleet: Fleet) -> None:
     """Whoever serves them drafts badly or not at all; the operator goes back, and learning with him."""
+    fleet.wait_for(lambda: any(each.manifest.train != "base" for each in fleet.registry.versions()), "learned snapshot")
     fleet.cluster.stop("distiller")
     good = fleet.registry.resolve("latest").version
     bad = fleet.publish(change)
-    with suppress(Exception):
-        assembly.order_champion(fleet.settings, fleet.control, bad)
+    assembly.order_champion(fleet.settings, fleet.control, bad)
     fleet.go_on()
     assembly.order_champion(fleet.settings, fleet.control, good)
     fleet.go_on()

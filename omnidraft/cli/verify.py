@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -214,12 +215,13 @@ def _of_log(
     yield from (("", LEFT_OUT + why, "") for why in left_out.elements())
     served, last = _served(settings), {each.request_id: each for each in records}
     unknown_of = {each.request_id: _unknown(each, last[each.request_id], served.target) for each in texts}
-    with bar("verifying", len(texts), transient=True) as advance:
-        for text in texts:
-            if why := unknown_of[text.request_id]:
-                yield text.request_id, LEFT_OUT + why, ""
-            elif hash_64(text.request_id) / 2**64 < sample:  # always the same ones
-                yield text.request_id, *_recomputed(served, text.request, text.answer_ids, num_draft_tokens)
+    yield from ((name, LEFT_OUT + why, "") for name, why in unknown_of.items() if why)
+    known = [each for each in texts if not unknown_of[each.request_id]]
+    always_the_same = sorted(known, key=lambda each: hash_64(each.request_id))
+    share = always_the_same[: ceil(sample * len(known))]
+    with bar("verifying", len(share), transient=True) as advance:
+        for text in share:
+            yield text.request_id, *_recomputed(served, text.request, text.answer_ids, num_draft_tokens)
             advance()
 
 

@@ -34,7 +34,8 @@ OmnidraftError
    `- RegistryError       the registry refused or cannot be reached; the caller may retry
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -88,6 +89,12 @@ class ContextExceeded(RequestError):
 def cannot_write(path: Path, error: OSError, instead: str = "another file") -> RequestError:
     """Return the error of a command whose output cannot be written; name what to give `instead`."""
     return RequestError(f"cannot write {path}: {error.strerror}; name {instead}, or make it writable")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question to add to an unknown name's problem, which names what comes close to it; else nothing."""
+    close = difflib.get_close_matches(name.lower(), names, n=2)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class ModelError(OmnidraftError):

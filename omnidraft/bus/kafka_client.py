@@ -54,7 +54,7 @@ def translate_errors(action: str, servers: str) -> Iterator[None]:
         raise MessageTooLarge(f"{action}: {exc}; does the topic's max.message.bytes allow 1 MB?") from exc
     except (KafkaError, OSError) as exc:
         advice = f"is the broker at {servers} up and reachable? See OMNIDRAFT_LOG"
-        raise BusError(f"{action}: {type(exc).__name__}: {exc} ({advice})") from exc
+        raise BusError(f"{action}: {str(exc) or type(exc).__name__} ({advice})") from exc
 
 
 @contextmanager

@@ -18,7 +18,7 @@ app = group("Models: list the catalog, pull one, or say what it is and where it 
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """List the catalog and the installed models."""
+    """List the catalog, and which models are installed; `omnidraft models path NAME` says where."""
     from omnidraft.models.catalog import known_models, store
 
     rows = [(model, store.installed(model.name)) for model in map(known_models.find, known_models.names())]
@@ -27,7 +27,7 @@ def list_models(as_json: AsJson = False) -> None:
         return
     table = whole_table("name", "hub id", "tokens", "licence", "installed")
     for model, path in rows:
-        table.add_row(model.name, model.hub_id, f"{model.num_tokens:,}", model.licence, str(path or "-"))
+        table.add_row(model.name, model.hub_id, f"{model.num_tokens:,}", model.licence, "yes" if path else "-")
     Console(markup=False, highlight=False).print(table)
 
 

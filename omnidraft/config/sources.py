@@ -8,7 +8,7 @@ itself) are the addresses of external services; any other setting is `OMNIDRAFT_
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from omnidraft.config.secrets import holds_secret, masked
 from omnidraft.config.sections import Settings
-from omnidraft.errors import ConfigError, SettingsUnreadable
+from omnidraft.errors import ConfigError, SettingsUnreadable, did_you_mean
 
 _SHORT_NAMES = {
     "OMNIDRAFT_LOG": "log__url",
@@ -123,11 +123,22 @@ def _environment(environ: Mapping[str, str]) -> Sections:
 
 def _is_json(path: list[str]) -> bool:
     """Return whether the setting at this path is a list, a table or a section."""
+    kind = _kind(path)
+    return get_origin(kind) in (tuple, frozenset, dict) or hasattr(kind, "model_fields")
+
+
+def _kind(path: Iterable[str | int]) -> Any:
+    """Return the type of the setting or section at this path; None: there is none."""
     kind: Any = Settings
     for name in path:
-        field = getattr(kind, "model_fields", {}).get(name)
+        field = _fields(kind).get(name)
         kind = field and field.annotation
-    return get_origin(kind) in (tuple, frozenset, dict) or hasattr(kind, "model_fields")
+    return kind
+
+
+def _fields(kind: Any) -> dict[Any, Any]:
+    """Return the fields of a section by their names; none of anything else."""
+    return getattr(kind, "model_fields", {})
 
 
 def _merged(first: Sections, second: Sections) -> Sections:
@@ -149,7 +160,8 @@ def _problems(exc: ValidationError) -> str:
 def _problem(problem: ErrorDetails) -> str:
     where = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        return f"setting {where}: there is no such setting"
+        siblings = _fields(_kind(problem["loc"][:-1]))
+        return f"setting {where}: there is no such setting{did_you_mean(str(problem['loc'][-1]), siblings)}"
     what = problem["msg"].removeprefix("Value error, ")
     if holds_secret(Settings, problem["loc"]):
         return f"setting {where}: {what}"

@@ -5,11 +5,10 @@ index: some carry a GGUF file whole, some in parts that are joined in order. Onl
 are read.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from omnidraft.errors import ModelUnknown
+from omnidraft.errors import ModelUnknown, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +104,5 @@ def names() -> list[str]:
 
 def unknown_model_message(name: str) -> str:
     """Return the error message for a model that does not exist, with similar names."""
-    close = difflib.get_close_matches(name.lower(), names(), n=2, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(close)}?" if close else "."
+    hint = did_you_mean(name, names()) or "."
     return f"no model {name!r}{hint} Known: {', '.join(names())}; or give a local folder or a hub id (owner/name)"

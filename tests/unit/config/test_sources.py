@@ -99,11 +99,15 @@ def test_without_its_settings_an_environment_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("environ", "name"),
-    [({"OMNIDRAFT_LEARNER__LOS": "dm"}, "learner.los"), ({"OMNIDRAFT_LERNER__LOSS": "dm"}, "lerner")],
+    ("environ", "name", "meant"),
+    [
+        ({"OMNIDRAFT_LEARNER__LOS": "dm"}, "learner.los", "; did you mean loss?"),
+        ({"OMNIDRAFT_LERNER__LOSS": "dm"}, "lerner", "; did you mean learner?"),
+        ({"OMNIDRAFT_LEARNER__QQQ": "dm"}, "learner.qqq", ""),
+    ],
 )
-def test_a_misspelt_variable_is_refused_by_name(environ, name):
-    assert problem(environ=environ) == f"setting {name}: there is no such setting"
+def test_a_misspelt_variable_is_refused_by_name(environ, name, meant):
+    assert problem(environ=environ) == f"setting {name}: there is no such setting{meant}"
 
 
 @pytest.mark.parametrize(

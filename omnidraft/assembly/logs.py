@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from omnidraft.bus.key_store import KeyStore
     from omnidraft.bus.tenant_keys import TenantKeys
 
-NOT_YET = "the first service that starts makes it; run this where the services run, or name --config"
+ELSEWHERE = "run this where services run, or name --config"
 """What commands that only read or order say where a service would create something."""
 SEALED_HEADERS = ("error", "original.")
 """Prefixes of dead-letter headers that may quote users' text."""
@@ -209,7 +209,7 @@ def existing_log_reader(settings: Settings, topic: str) -> LogReader:
         BusError: the log cannot be reached.
     """
     if not settings.log.exists or topic not in topic_names(settings):
-        raise RequestError(f"there is no topic {topic} at {settings.log.url} yet: {NOT_YET}")
+        raise RequestError(f"there is no topic {topic} at {settings.log.url} yet: a service makes it; {ELSEWHERE}")
     return log_reader(settings, topic)
 
 
@@ -217,7 +217,7 @@ def require_log(settings: Settings) -> None:
     """Raise RequestError where no service has begun a log, so that nobody would follow an order; BusError: it cannot be
     reached."""
     if not settings.log.exists or not topic_names(settings):
-        raise RequestError(f"there is no log at {settings.log.url} yet: {NOT_YET}")
+        raise RequestError(f"there is no log at {settings.log.url} yet: a service makes it; {ELSEWHERE}")
 
 
 def record_cipher(settings: Settings) -> RecordCipher | None:

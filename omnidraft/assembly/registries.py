@@ -9,7 +9,7 @@ from typing import Any
 
 from omnidraft import extras
 from omnidraft.assembly import signing
-from omnidraft.assembly.logs import NOT_YET
+from omnidraft.assembly.logs import ELSEWHERE
 from omnidraft.config import Settings, masked
 from omnidraft.decode.snapshot.loading import fetch_for_serving
 from omnidraft.errors import RegistryError
@@ -75,7 +75,9 @@ def _require_mlflow(settings: Settings) -> None:
 def existing_registry(settings: Settings) -> Registry:
     """Return the registry for a command, without creating a local store. Raises RegistryError when there is none."""
     if not settings.registry.exists:
-        raise RegistryError(f"there is no registry at {masked(settings.registry.url)} yet: {NOT_YET}")
+        raise RegistryError(
+            f"there is no registry at {masked(settings.registry.url)} yet: a distiller makes it; {ELSEWHERE}"
+        )
     return registry(settings)
 
 

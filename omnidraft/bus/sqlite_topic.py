@@ -148,7 +148,7 @@ def describe(path: Path, timeout_s: float = 10.0) -> dict[str, TopicFacts]:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout_s, uri=True)) as connection:
             rows = connection.execute("SELECT topic, COUNT(*) FROM partitions GROUP BY topic").fetchall()
     except sqlite3.Error as exc:
-        raise BusError(f"reading the log {path}: {exc}; give the log another file") from exc
+        raise BusError(f"{path} is no log, or a damaged one ({exc}); give the log another file") from exc
     return {topic: TopicFacts(num_partitions) for topic, num_partitions in rows}
 
 

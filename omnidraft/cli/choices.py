@@ -39,5 +39,13 @@ def named_files(paths: Iterable[Path]) -> dict[str, Path]:
 
 
 def archive_or_url(log: str | None) -> tuple[Path | None, str | None]:
-    """Return the archive that --log names, else the log's URL; None: the log of the settings."""
-    return (None, log) if log is None or "://" in log else (Path(log), None)
+    """Return the archive that --log names, else the log's URL; None: the log of the settings.
+
+    Raises:
+        RequestError: there is no such archive.
+    """
+    if log is None or "://" in log:
+        return None, log
+    if not Path(log).is_file():
+        raise RequestError(f"there is no archive at {log}; a log is sqlite:///path or kafka://host:port")
+    return Path(log), None

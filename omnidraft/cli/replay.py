@@ -68,7 +68,8 @@ def replay(
     for folder in folders.values():
         if folder.exists():
             raise RequestError(f"{folder} exists; a snapshot is written once")
-    log_slice.require_source(archive_path, varied[AS_SET])
+    if archive_path is None:
+        assembly.require_log(varied[AS_SET])
     tokenizers = {name: assembly.vocabularies(settings) for name, settings in varied.items()}
     runs: dict[str, TrainingRun] = {}
     content: dict[str, Any] = {"log": log, "runs": {}}

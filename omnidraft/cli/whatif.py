@@ -27,7 +27,9 @@ def whatif(
     drafter: Annotated[
         str, typer.Option(help="Snapshots: folders, versions or aliases; base; none drafts from memory alone.")
     ] = "base",
-    draft_tokens: Annotated[str, typer.Option(help="Drafted tokens per pass at most.")] = "15",
+    draft_tokens: Annotated[
+        str, typer.Option(help="Most tokens that a drafter drafts for a pass; memory drafts up to 31.")
+    ] = "15",
     memory: Annotated[str, typer.Option(help="Suffix memory: on, off, or both.")] = "on",
     costs: Annotated[str, typer.Option(help="this-machine, or a file of `omnidraft costs export`.")] = THIS_MACHINE,
     texts: Annotated[int, typer.Option(min=1, help="Answers that decode at a time.")] = 1,
@@ -72,7 +74,8 @@ def whatif(
     show_stages()
     slice_filter = log_slice.parse_filter(since, until, [] if tenant is None else [f"tenant={tenant}"])
     known = None if costs == THIS_MACHINE else read_costs(Path(costs))
-    log_slice.require_source(archive_path, settings)
+    if archive_path is None:
+        assembly.require_log(settings)
     manifests = {name: comparison.manifest_of(settings, name) for name in drafters}
     tokenizers = assembly.vocabularies(settings)
     found = log_slice.of_pair(archive_path, settings, tokenizers, slice_filter)
@@ -83,9 +86,11 @@ def whatif(
     if not answers:
         raise RequestError(f"the log has no whole answer of this pair there{without}")
     learned = {name: learned_records.count(each, found, records, every) for name, each in manifests.items()}
-    flattered = [learned_records.note(*each, len(records)) for each in learned.items() if each[1] != 0]
-    sys.stderr.writelines(f"{note}\n" for note in flattered)
-    known = known or round_costs.this_machine(settings)
+    warnings = [learned_records.note(*each, len(records)) for each in learned.items() if each[1] != 0]
+    if known is not None and not known.is_of(settings.models):
+        warnings.append(f"{costs}: costs of another pair, {known.of()}: only those of this pair tell its seconds")
+    sys.stderr.writelines(f"{each}\n" for each in warnings)
+    known = known or round_costs.this_machine(settings, has_learned=any(manifests.values()))
     torch.set_num_threads(1)
     give_way()
     about: dict[str, Any] = {"answers": [each.request_id for each in answers], "costs": asdict(known), "texts": texts}
@@ -103,11 +108,10 @@ def whatif(
     rows = {name: comparison.summary(each, plain) for name, each in counts.items()}
     rows = dict(sorted(rows.items(), key=lambda each: -each[1]["speedup"]))
     best = comparison.best_by_group(answers, counts)
-    processor, weights = (known.about.get(each, "?") for each in ("processor", "weights"))
     notes = [
         f"{len(answers)} answers, {settings.models.drafter} -> {settings.models.target}{without}",
-        f"Tokens a pass are counted; seconds are those of {weights} on {processor}",
-        *flattered,
+        f"Tokens a pass are counted; seconds are those of {known.of()}",
+        *warnings,
     ]
     Console().print(report.table(rows))
     print(*notes, sep="\n")
@@ -136,7 +140,8 @@ def export(
     from omnidraft.whatif import round_costs
 
     show_stages()
-    found = asdict(round_costs.measured(settings))
+    *_, costs = round_costs.measured(settings)
+    found = asdict(costs)
     if out is None:
         print(json.dumps(found, indent=2))
     else:

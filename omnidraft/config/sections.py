@@ -121,7 +121,8 @@ class DecodeSettings(Section):
     train one, between the drafter's steps (algorithm 4 of OmniDraft).
     `threshold`: one chain until measured agreement does. `fixed`: one chain of `num_draft_tokens`."""
     num_draft_tokens: int = Field(15, ge=0, le=63)
-    """The maximal number of tokens drafted per step, siblings included; 0 turns speculation off."""
+    """The maximal number of tokens drafted per step, siblings included; 0 turns speculation off. Where the suffix
+    memory drafts, the `cost` policy goes up to 31, as far as it pays."""
     suffix_memory: bool = True
     """Also draft what followed the longest end of the text before: in this request, in what this worker lately said to
     the same tenant (omnidraft/memory/recent_texts.py), and in the fleet's memory of the tenant."""

@@ -71,6 +71,7 @@ class OpenAIFields(RequestFields):
     receipt: Literal["digests"] | bool = False
     """Answer with a signed receipt, by which anybody with the model can compute the answer again (`omnidraft verify`);
     `digests` puts digests of its ids into it. It needs the reproducible mode."""
+    mode: Mode | None = None
     prediction: Prediction | None = None
     """What the answer will probably be, such as a file before an edit: it is drafted, and changes no text."""
 
@@ -106,7 +107,6 @@ class GenerationFields(OpenAIFields):
     """Tell the log-probability of each token of the prompt and of so many likeliest ones, as vLLM."""
     ignore_eos: bool | None = None
     """True goes on behind the tokens that end a text, up to `max_tokens`, as in vLLM; for benchmarks."""
-    mode: Mode | None = None
     figures: bool = False
     """Answer with what speculation did, as `omnidraft`."""
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_USER_CHARACTERS)

@@ -1,11 +1,13 @@
 """Costs of rounds that are known and that no observation changes: those that a machine measured, maybe another one."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from omnidraft.config.sections import ModelSettings
 from omnidraft.decode.policy.cost_measurement import MANY_ROWS
 from omnidraft.decode.policy.cost_model import CostCurve, MeasuredCosts, StepCosts
 from omnidraft.errors import RequestError
@@ -27,6 +29,15 @@ class MachineCosts:
     """By the kind of drafter; a missing one is as the base drafter."""
     others: SecondsByRows
     """What drafting and drawing take of a round beside passes and steps."""
+
+    def of(self) -> str:
+        """Return what the costs are of, and of which machine, in words."""
+        return "{weights} drafted by {drafter} on {processor}".format_map(defaultdict(lambda: "?", self.about))
+
+    def is_of(self, models: ModelSettings) -> bool:
+        """Return whether the costs are of this pair, by the names of its folders."""
+        told = (self.about.get("target", ""), self.about.get("drafter", "").partition(" in ")[0])
+        return [Path(each).name for each in told] == [Path(each).name for each in (models.target, models.drafter)]
 
 
 def read_costs(path: Path) -> MachineCosts:

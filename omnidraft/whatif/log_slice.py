@@ -74,14 +74,6 @@ def in_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{num} {reason.replace('_', ' ')}" for reason, num in counts.items())
 
 
-def require_source(archive_path: Path | None, settings: config.Settings) -> None:
-    """Raise RequestError where there is no such archive, or without one no log yet: before what takes long."""
-    if archive_path is None:
-        assembly.require_log(settings)
-    elif not archive_path.is_file():
-        raise RequestError(f"there is no archive at {archive_path}; a log is sqlite:///path or kafka://host:port")
-
-
 def parse_filter(from_time: str | None, to_time: str | None, filters: Iterable[str]) -> SliceFilter:
     """Parse command-line options: 90m, 24h or 7d ago, ISO times or Unix milliseconds; `name=value` with commas between.
 

@@ -1,8 +1,8 @@
 """What rounds cost on this machine, measured while it decodes: a step of the drafter takes longer between passes of the
 target, whose weights empty the caches, than after another step."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -28,22 +28,43 @@ _Rounds = Sequence[tuple[Sequence[int], float]]
 """What each round had, and its seconds."""
 
 
-def this_machine(settings: Settings) -> MachineCosts:
-    """Return what the pair's rounds cost here, as measured before or now. Raises ModelError."""
+def this_machine(settings: Settings, *, has_learned: bool) -> MachineCosts:
+    """Return what the pair's rounds cost here, as measured before or now, with those of a learned drafter where
+    `has_learned`. Raises ModelError."""
     path = costs_path("rounds", settings.models.model_dump(), settings.decode.mode)
-    if not path.exists():
-        save_json(asdict(measured(settings)), path)
+    kept = read_costs(path) if path.exists() else None
+    if kept is None or (has_learned and LEARNED not in kept.steps):
+        for costs in measured(settings, kept, has_learned=has_learned):
+            save_json(asdict(costs), path)
     return read_costs(path)
 
 
-def measured(settings: Settings) -> MachineCosts:
-    """Return what the pair's rounds cost here, from decoding built-in prompts alone with drafts of several lengths; a
-    minute or two. Raises ModelError."""
+def measured(
+    settings: Settings, kept: MachineCosts | None = None, *, has_learned: bool = True
+) -> Iterator[MachineCosts]:
+    """Yield what the pair's rounds cost here, from decoding built-in prompts alone with drafts of several lengths, and
+    again with what a learned drafter's steps cost, if that has another precision; half a minute or more for each.
+    Raises ModelError.
+
+    Args:
+        kept: the costs with the base drafter, where they were measured before.
+    """
     decode = settings.decode.model_copy(update={"policy": "fixed", "suffix_memory": False, "lookup": False})
     settings = settings.model_copy(update={"decode": decode})
     tokenizers = assembly.vocabularies(settings)
     host = DecodingHost(settings, CountingMetrics(), tokenizers)
-    steps = {BASE: _decoded(host, BASE)}
+    if kept is None:
+        steps = _decoded(host, BASE)
+        kept = MachineCosts(
+            costs_about(settings, host.target),
+            seconds_by_rows([((len(step.tree),), step.timings.target_s) for step in steps], _PASS_ROWS),
+            {BASE: _step_costs(steps)},
+            seconds_by_rows([((len(step.tree),), step.timings.other_s) for step in steps], _PASS_ROWS),
+        )
+        yield kept
+    if not has_learned:
+        return
+    learned = kept.steps[BASE]
     model = drafter_of(named_or_base(settings, host.load, None).proposer).model
     if settings.models.drafter_precision == "auto" and isinstance(model, NativeDrafter):
         from omnidraft.models.hf.drafter import load_drafter  # takes seconds
@@ -51,18 +72,13 @@ def measured(settings: Settings) -> MachineCosts:
         folder, kernels = tokenizers.drafter_folder, settings.models.kernels
         base = SharedDrafter(lambda: load_drafter(folder, AUTOMATIC_LEARNED, None, "full", kernels))
         other = DecodingHost(settings, CountingMetrics(), tokenizers, loaded_target=host.target, base=base)
-        steps[LEARNED] = _decoded(other, LEARNED)
-    every = [step for each in steps.values() for step in each]
-    drafted = {
-        kind: [(step.tree.step_rows, step.timings.draft_s) for step in each if any(step.tree.step_rows)]
-        for kind, each in steps.items()
-    }
-    return MachineCosts(
-        costs_about(settings, host.target),
-        seconds_by_rows([((len(step.tree),), step.timings.target_s) for step in every], _PASS_ROWS),
-        {kind: seconds_by_rows(rounds, _STEP_ROWS) for kind, rounds in drafted.items()},
-        seconds_by_rows([((len(step.tree),), step.timings.other_s) for step in every], _PASS_ROWS),
-    )
+        learned = _step_costs(_decoded(other, LEARNED))
+    yield replace(kept, steps={**kept.steps, LEARNED: learned})
+
+
+def _step_costs(steps: Sequence[Step]) -> SecondsByRows:
+    drafted = [(each.tree.step_rows, each.timings.draft_s) for each in steps if any(each.tree.step_rows)]
+    return seconds_by_rows(drafted, _STEP_ROWS)
 
 
 def _decoded(host: DecodingHost, kind: str) -> list[Step]:

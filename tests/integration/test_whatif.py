@@ -15,7 +15,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.params import Sampling
 from omnidraft.ports import Outgoing
 from omnidraft.telemetry.metrics import CountingMetrics
-from omnidraft.whatif import log_slice
+from omnidraft.whatif import log_slice, round_costs
 from omnidraft.whatif.known_costs import KnownCosts, read_costs
 from tests.cli_runs import Environ, Run, run_cli
 
@@ -131,6 +131,7 @@ def test_each_drafter_is_loaded_once_and_no_choice_learns_from_another(
         ("whatif", ("--log", "nowhere.avro"), "there is no archive at nowhere.avro"),
         ("whatif", ("--drafter", "champion", "--log", "sqlite:///{0}/junk.db"), "there is no registry"),
         ("whatif", ("--log", "sqlite:///{0}/junk.db"), "the slice has no records; passed over: 1 unreadable"),
+        ("whatif", ("--log", "sqlite:///{0}/empty.db"), "empty.db is no log, or a damaged one"),
         ("whatif", ("--picture", "{0}/new/a.png"), "there is no folder"),
         ("whatif", ("--picture", "{0}/a.docx"), "pictures end with"),
         ("whatif", ("--json", "{0}/new/a.json"), "there is no folder"),
@@ -156,6 +157,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured_or_made(
     command: str, arguments: tuple[str, ...], words: str, tmp_path: Path, run: Run
 ) -> None:
     (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "empty.db").touch()
     settings = config.load(None, log={"url": f"sqlite:///{tmp_path}/junk.db"})
     with closing(assembly.log_writer(settings, settings.log.traces_topic)) as writer:
         writer.append([Outgoing(b"k", b"junk")])
@@ -165,12 +167,24 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured_or_made(
     assert not {"log.db", "registry", "new", "runs"} & {each.name for each in tmp_path.iterdir()}
 
 
-def test_costs_are_measured_while_the_pair_decodes(tmp_path: Path, run: Run) -> None:
-    out = tmp_path / "measured.json"
+def test_costs_are_measured_once_for_each_kind_of_drafter_and_name_their_pair(
+    tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, out = config.load(), tmp_path / "measured.json"
+    base = round_costs.this_machine(settings, has_learned=False)
+    both = round_costs.this_machine(settings, has_learned=True)
+    assert (*base.steps, *both.steps) == ("base", "base", "learned")
+    assert (both.passes, both.steps["base"]) == (base.passes, base.steps["base"])
+    assert base.about["drafter"].endswith("drafter in float32")
+    for seconds in (base.passes, base.steps["base"], base.others):
+        assert 0 < seconds[1] <= seconds[max(seconds)] < 10
     done = run("costs", "export", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert "measuring rounds of the base drafter" in done.stderr
-    costs = read_costs(out)
-    assert costs.about["drafter"].endswith("drafter in float32")
-    for seconds in (costs.passes, costs.steps["base"], costs.others):
-        assert 0 < seconds[1] <= seconds[max(seconds)] < 10
+    assert sum(each.startswith("measuring rounds of the base drafter") for each in caplog.messages) == 2
+    with serving(0, memory=False) as worker:
+        assert list(worker.served[0].engine.stream(GenerationRequest(prompt="Go", max_new_tokens=9)).steps)
+    for costs, is_another in ((out, False), (tmp_path / "costs.json", True)):
+        done = run("whatif", "--costs", costs)
+        assert done.returncode == 0, done.stderr
+        for shown in (done.stderr, done.stdout):
+            assert ("costs of another pair, tiny in float32 drafted by ? on one of a test" in shown) == is_another

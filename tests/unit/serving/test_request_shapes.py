@@ -274,6 +274,7 @@ SHAPES: Mapping[str, Shape] = {
             {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
         ]
     ),
+    "responses.mode": responses(400, mode="quick", says="mode"),
     "responses.store": responses(store=True),
     "responses.allowed_tools": responses(
         tools=[{"type": "function", "name": "run"}, {"type": "function", "name": "walk"}],

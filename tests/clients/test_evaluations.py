@@ -98,7 +98,7 @@ def test_a_rollout_gets_the_ids_that_were_drawn_and_their_log_probabilities(
     exact_server: Server, reference: Reference, tmp_path: Path
 ) -> None:
     tokenizer = reference.tokenizer
-    rollouts = json.loads(run([environments.python(SDKS), SCRIPTS / "rollouts.py"], exact_server, tmp_path))
+    *rollouts, stop = json.loads(run([environments.python(SDKS), SCRIPTS / "rollouts.py"], exact_server, tmp_path))
     *drawn, stopped = rollouts
     streamed, whole = ([each["prompt"], each["ids"], each["text"]] for each in drawn[:2])
     assert streamed == whole
@@ -106,7 +106,7 @@ def test_a_rollout_gets_the_ids_that_were_drawn_and_their_log_probabilities(
     assert "été 🌈" in tokenizer.decode(drawn[0]["prompt"])
     for each in drawn:
         assert tokenizer.decode(each["ids"], skip_special_tokens=True) == each["text"]
-    assert tokenizer.decode(stopped["ids"]).startswith(stopped["text"] + "return")
+    assert tokenizer.decode(stopped["ids"]).startswith(stopped["text"] + stop)
     for each in rollouts:
         log_probs, _ = reference.log_probs(each["prompt"], each["ids"])
         assert each["log_probs"] == pytest.approx(log_probs, abs=ROUNDING)

@@ -177,11 +177,12 @@ def outlines() -> None:
 def guidance() -> None:
     import guidance as library
     from guidance.models.experimental import VLLMModel
-    from pydantic import Field
+    from pydantic import ConfigDict, Field
 
     class Town(BaseModel):
         """One whose grammar, which guidance writes, has an end."""
 
+        model_config = ConfigDict(extra="forbid")
         name: str = Field(max_length=20)
         population: int = Field(ge=0, le=100_000_000)
 

@@ -31,9 +31,10 @@ rollouts = [
     for choice in chat.choices
 ]
 text = "def largest(numbers):\n    "
-plain, stopped = (
-    client.completions.create(model=model, prompt=text, max_tokens=24, logprobs=0, stop=stop, extra_body=drawn)
-    for stop in (None, ["return"])
+plain = client.completions.create(model=model, prompt=text, max_tokens=24, logprobs=0, extra_body=drawn)
+middle = plain.choices[0].text[len(plain.choices[0].text) // 2 :][:4]
+stopped = client.completions.create(
+    model=model, prompt=text, max_tokens=24, logprobs=0, stop=[middle], extra_body=drawn
 )
 again = client.completions.create(
     model=model, prompt=plain.choices[0].prompt_token_ids, max_tokens=24, logprobs=0, extra_body=drawn
@@ -48,4 +49,4 @@ rollouts += [
     }
     for each in (plain, stopped)
 ]
-print(json.dumps([streamed, *rollouts]))
+print(json.dumps([streamed, *rollouts, middle]))

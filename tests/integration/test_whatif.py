@@ -167,9 +167,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured_or_made(
     assert not {"log.db", "registry", "new", "runs"} & {each.name for each in tmp_path.iterdir()}
 
 
-def test_costs_are_measured_once_for_each_kind_of_drafter_and_name_their_pair(
-    tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_costs_are_measured_once_for_each_kind_of_drafter_and_name_their_pair(tmp_path: Path, run: Run) -> None:
     settings, out = config.load(), tmp_path / "measured.json"
     base = round_costs.this_machine(settings, has_learned=False)
     both = round_costs.this_machine(settings, has_learned=True)
@@ -180,7 +178,7 @@ def test_costs_are_measured_once_for_each_kind_of_drafter_and_name_their_pair(
         assert 0 < seconds[1] <= seconds[max(seconds)] < 10
     done = run("costs", "export", "--out", out)
     assert done.returncode == 0, done.stderr
-    assert sum(each.startswith("measuring rounds of the base drafter") for each in caplog.messages) == 2
+    assert "measuring rounds of the base drafter" in done.stderr
     with serving(0, memory=False) as worker:
         assert list(worker.served[0].engine.stream(GenerationRequest(prompt="Go", max_new_tokens=9)).steps)
     for costs, is_another in ((out, False), (tmp_path / "costs.json", True)):

@@ -28,7 +28,7 @@ class Price:
     start: int
     """The version that learning goes back to."""
     num_messages: int
-    """Messages that are read again, the tenant's not among them."""
+    """Messages that are read from there to the end of the log, the tenant's not among them."""
     minutes: float | None
     """By the fastest pace that this pair has learned at; None: it is not known."""
 
@@ -48,7 +48,7 @@ def prices(settings: Settings, tenant: str, data: TenantData) -> dict[str, Price
     if not data.traces.positions or data.num_unopened:
         raise RequestError(f"the log does not show which messages are those of {tenant}; {ORDINARY}")
     with closing(log_reader(settings, settings.log.traces_topic)) as reader:
-        log_id, firsts = reader.identity(), reader.first_offsets()
+        log_id, firsts, ends = reader.identity(), reader.first_offsets(), reader.end_offsets()
     next_order = Forget(id="next", until_ms=0, first_offsets=data.traces.first_offsets)
     found = {}
     for target in settings.models.targets if settings.registry.exists else ():
@@ -60,16 +60,16 @@ def prices(settings: Settings, tenant: str, data: TenantData) -> dict[str, Price
                 f"{target}: no snapshot from before {tenant} is left after which the log has every message "
                 f"(registry.keep_resume, log.retention_hours), so the weights cannot forget it; {ORDINARY}"
             )
-        found[target] = _price(start, versions, data.traces.positions)
+        num_messages = _num_messages(start.manifest.offsets, ends, data.traces.positions)
+        found[target] = Price(start.version, num_messages, _minutes(num_messages, versions))
     return found
 
 
-def _price(start: SnapshotVersion, versions: Sequence[SnapshotVersion], positions: list[tuple[int, int]]) -> Price:
-    num_messages = _num_messages(start.manifest.offsets, versions[-1].manifest.offsets, positions)
+def _minutes(num_messages: int, versions: Sequence[SnapshotVersion]) -> float | None:
     learned = [(each.manifest.num_records, each.created_ms / 60_000) for each in versions]
     paces = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(learned) if b[1] > a[1]]
     fastest = max(paces, default=0.0)
-    return Price(start.version, num_messages, num_messages / fastest if fastest > 0 else None)
+    return num_messages / fastest if fastest > 0 else None
 
 
 def _num_messages(begin: Offsets, end: Offsets, positions: list[tuple[int, int]]) -> int:

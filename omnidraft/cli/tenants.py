@@ -1,5 +1,6 @@
 """`omnidraft tenants`: forget a tenant, turn its factors off and on, and wrap all keys with a new master key."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from omnidraft.fleet.forget_orders import AffectedSnapshots
     from omnidraft.ports import Forget, SnapshotVersion
 
+SILENCE_S = 30.0
+"""Seconds without progress after which a person should look whether a distiller runs."""
 app = group("Forget a tenant; turn its own factors off and on; renew the wrapping of tenants' keys.")
 app.add_typer(tenant_factors.app, name="factors")
 
@@ -82,7 +85,7 @@ def forget(
     if is_done and purge_snapshots:
         is_done = _purge(settings, data, done.order.id, wait_s)
     for target, snapshots in tenants.affected(settings, data, done.order.id).items():
-        _print_left(target, snapshots, is_exact=is_exact)
+        _print_left(target, snapshots, is_exact=is_exact, purges=purge_snapshots)
     if not is_done:
         raise typer.Exit(1)
 
@@ -124,13 +127,26 @@ def _finish(
     from omnidraft.assembly import exact_forgetting
     from omnidraft.progress import bar
 
+    silent_from_s: float | None = time.monotonic()
     with bar("learning the log again: messages", num_again, transient=True) as advance:
-        written = exact_forgetting.finish(settings, tenant, order, data, Path(), wait_s, advance)
+
+        def watch(num: int, total: int | None) -> None:
+            nonlocal silent_from_s
+            advance(num, total)
+            if num:
+                silent_from_s = time.monotonic()
+            elif silent_from_s is not None and time.monotonic() - silent_from_s > SILENCE_S:
+                silent_from_s = None  # it is said once
+                print(
+                    f"no snapshot has learned more for {SILENCE_S:.0f} s: does a distiller run? See `omnidraft status`"
+                )
+
+        written = exact_forgetting.finish(settings, tenant, order, data, Path(), wait_s, watch)
     is_signed = settings.registry.private_key and settings.registry.trusted_keys
     how = "signed" if is_signed else "unsigned: set registry.private_key and registry.trusted_keys to sign it"
     for target, path in written.items():
         done = f"the newest weights never saw {printable(tenant)}; certificate, {how}: `omnidraft verify {path}`"
-        due = "not done yet; its distiller goes on without this command: repeat it for the certificate"
+        due = "not done yet; a distiller that runs goes on without this command: repeat it for the certificate"
         print(f"{target}: {due if path is None else done}")
     return None not in written.values()
 
@@ -154,11 +170,13 @@ def _purge(settings: "config.Settings", data: "TenantData", forget_id: str, wait
     return not missing
 
 
-def _print_left(target: str, snapshots: "AffectedSnapshots", *, is_exact: bool) -> None:
+def _print_left(target: str, snapshots: "AffectedSnapshots", *, is_exact: bool, purges: bool) -> None:
     """Print what still knows the tenant, and how weights forget it."""
     left = [each for each in snapshots.affected if each.is_servable]
     until = "and their children, but for those that `omnidraft tenants forget --exact` has made"
-    if is_exact:
+    if purges:
+        until = "until this command, when it is repeated, deletes their files"
+    elif is_exact:
         until = "until --purge-snapshots deletes their files"
     if left:
         print(f"{target}: what weights learned from it stays in snapshots {_numbers(left)} {until}")

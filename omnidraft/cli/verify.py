@@ -1,9 +1,10 @@
 """`omnidraft verify`: compute answers again, from receipts or from the trace log, and compare them bit for bit."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 
 from omnidraft.cli.choices import archive_or_url
 from omnidraft.cli.options import MOST_DRAFT_TOKENS, Config, Engine, Quantize, download_bars, printable
-from omnidraft.errors import RequestError, SignatureRefused
+from omnidraft.errors import OmnidraftError, RequestError, SignatureRefused
 from omnidraft.progress import bar
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from omnidraft.whatif.recorded_texts import RecordedText
 
 SAME, DIFFERENT, OTHER_MODEL, LEFT_OUT = "the same bits", "DIFFERENT", "not this model", "left out: "
-REFUSED, CERTIFIED, UNCHECKED = "REFUSED", "certified", "not checked"
+REFUSED, UNCHECKED = "REFUSED", "not checked"
+CERTIFIED, NOT_CERTIFIED, UNSURE = "certified", "certificate REFUSED", "certificate not checked"
 Verdict = tuple[str, str, str]
 """The name of an answer, one of the verdicts above, and why."""
 
@@ -58,39 +60,51 @@ def verify(
 ) -> None:
     """Compute answers again, and say whether they are the same bits, and whether a response shows their text.
 
-    Exit code 0: all are. 1: one differs, and where it does first is shown, or one is refused: it was changed, or its
-    key is not trusted. 2: one is of another model, or cannot be judged here. A certificate of `omnidraft tenants forget
-    --exact` is printed, and its signature checked.
+    Exit code 0: all are. 1: one differs, and where it does first is shown, or one is refused: it was changed, its key
+    is not trusted, or no request has an answer like it. 2: one is of another model, or cannot be judged here. Each is
+    judged under the name that it gives its model, which is loaded when the name changes. A certificate of `omnidraft
+    tenants forget --exact` is printed, and its signature checked.
     """
     from omnidraft import config
 
     if bool(files) == from_log:
-        raise RequestError("give receipts, or --from-log")
+        raise RequestError("give receipts, or --from-log; the log or archive of that is named by --log")
+    misplaced = {"key": key, "tenant": tenant} if from_log else {"log": log, "since": since, "sample": sample < 1}
+    for option in (name for name, value in misplaced.items() if value):
+        raise RequestError(f"--{option} is for {'documents' if from_log else 'answers of the log'} alone; leave it out")
     keys = _public_keys(key or ())
-    found = [each for file in files or () for each in _choices(file)]
-    opened = [_opened(choice.envelope, keys, tenant) for _, choice in found]
-    named = next((each.model.name for each in opened if not isinstance(each, tuple)), None)
-    models = {"target": target or named, "drafter": drafter, "engine": engine, "precision": quantize}
-    decode, (archive_path, url) = {"mode": "reproducible", "policy": "fixed"}, archive_or_url(log)
-    settings = config.load(config_path, models=models, decode=decode, log={"url": url})
+    archive_path, url = archive_or_url(log)
+
+    def settings(name: str | None) -> "Settings":
+        models = {"target": name, "drafter": drafter, "engine": engine, "precision": quantize}
+        decode = {"mode": "reproducible", "policy": "fixed"}
+        return config.load(config_path, models=models, decode=decode, log={"url": url})
+
+    @lru_cache(maxsize=1)  # one in memory at a time
+    def served(name: str) -> "ServedTarget":
+        return _served(settings(name))
+
     if not (keys or from_log):
         print("whose keys these are, their owners have to say: --key names those that you trust")
     counts = Counter[str]()
     if from_log:
-        verdicts = _of_log(settings, archive_path, since, sample, num_draft_tokens)
+        verdicts = _of_log(settings(target), archive_path, since, sample, num_draft_tokens)
     else:
-        verdicts = _of_files(found, opened, None if named is None else _served(settings), num_draft_tokens)
+        verdicts = _of_files(
+            files or (),
+            lambda each: _of_choice(each, keys, tenant, lambda name: served(target or name), num_draft_tokens),
+        )
     for name, verdict, why in verdicts:
         counts[verdict] += 1
-        if verdict in (DIFFERENT, OTHER_MODEL) or not from_log:
-            print("\n".join(map(printable, f"{name}: {verdict}{why}".split("\n"))))
+        if not (from_log and (verdict is SAME or verdict.startswith(LEFT_OUT))):
+            print(f"{printable(name)}: {verdict}{why}")
     num = sum(num for verdict, num in counts.items() if not verdict.startswith(LEFT_OUT))
-    num_certificates = counts[CERTIFIED] + counts[UNCHECKED]
-    others = "".join(f"; {num} {verdict}" for verdict, num in sorted(counts.items()) if verdict != SAME)
-    if num > num_certificates or not num:
-        print(f"{counts[SAME]} of {num - num_certificates}: {SAME}{others}")
+    num_answers = num - sum(counts[each] for each in (CERTIFIED, NOT_CERTIFIED, UNSURE))
+    others = [f"{num} {verdict}" for verdict, num in sorted(counts.items()) if verdict != SAME]
+    answers = [f"{counts[SAME]} of {num_answers}: {SAME}"] if num_answers or not num else []
+    print("; ".join([*answers, *others]))
     is_settled = 0 < counts[SAME] + counts[CERTIFIED] == num
-    raise typer.Exit(1 if counts[DIFFERENT] + counts[REFUSED] else 0 if is_settled else 2)
+    raise typer.Exit(1 if counts[DIFFERENT] + counts[REFUSED] + counts[NOT_CERTIFIED] else 0 if is_settled else 2)
 
 
 def _public_keys(texts: Sequence[str]) -> list[str]:
@@ -105,37 +119,55 @@ def _public_keys(texts: Sequence[str]) -> list[str]:
         raise RequestError(f"--key {exc.errors()[0]['msg'].removeprefix('Value error, ')}") from exc
 
 
-def _choices(file: Path) -> "Iterator[tuple[str, SavedChoice]]":
-    """Yield the envelopes anywhere in a file of JSON, each with its name. Raises RequestError where there are none."""
+def _of_files(files: Sequence[Path], judge: "Callable[[SavedChoice], tuple[str, str]]") -> Iterator[Verdict]:
+    """Yield the verdict on each document anywhere in the files, and on each file that has none."""
     from omnidraft.serving.saved_response import saved_choices
 
-    try:
-        found = saved_choices(json.loads(file.read_bytes()))
-    except (OSError, ValueError, RecursionError) as exc:
-        raise RequestError(f"cannot read {file}: {exc}") from exc
-    if not found:
-        raise RequestError(f"{file} has no receipt")
-    for number, each in enumerate(found):
-        yield f"{file}[{number}]" if len(found) > 1 else str(file), each
+    for file in files:
+        try:
+            found = saved_choices(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as exc:
+            yield str(file), UNCHECKED, f": it cannot be read as JSON or a saved stream: {exc}"
+            continue
+        if not found:
+            yield str(file), UNCHECKED, ": it has no receipt"
+        for number, each in enumerate(found):
+            yield f"{file}[{number}]" if len(found) > 1 else str(file), *judge(each)
 
 
-def _opened(envelope: dict[str, Any], keys: Sequence[str], tenant: str | None) -> "Receipt | tuple[str, str]":
-    """Return the receipt in an envelope; of any other the verdict, and why."""
+def _of_choice(
+    choice: "SavedChoice",
+    keys: Sequence[str],
+    tenant: str | None,
+    served_as: "Callable[[str], ServedTarget]",
+    num_draft_tokens: int,
+) -> tuple[str, str]:
+    """Return the verdict on a document, and why, whatever is wrong with it or with the model that it names."""
     from omnidraft.decode.receipt import read_receipt
     from omnidraft.fleet.forgetting_certificate import PAYLOAD_TYPE
 
+    envelope, refused, about = choice.envelope, REFUSED, ""
     try:
         if envelope["payloadType"] == PAYLOAD_TYPE:
+            refused = NOT_CERTIFIED
             return _of_certificate(envelope, keys, tenant)
-        return read_receipt(envelope, keys)
+        receipt = read_receipt(envelope, keys)
+        model = receipt.model
+        about = f"; {model.name} ({model.kernels}), signed on {_date(receipt.time_ms)} by {receipt.key}"
+        verdict, why = _of_receipt(receipt, choice, served_as(receipt.model.name), num_draft_tokens)
     except SignatureRefused as exc:
-        return REFUSED, f": {exc}"
+        verdict, why = refused, f": {exc}"
+    except OmnidraftError as exc:
+        verdict, why = UNCHECKED, f": {exc}"
+    return verdict, printable(why + about)
+
+
+def _date(unix_ms: int) -> str:
+    return f"{datetime.fromtimestamp(unix_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _of_certificate(envelope: dict[str, Any], keys: Sequence[str], tenant: str | None) -> tuple[str, str]:
     """Return the verdict on a certificate, and what it says. Raises SignatureRefused."""
-    from datetime import UTC, datetime
-
     from omnidraft.fleet.forgetting_certificate import name_digest, read_certificate
 
     said, is_signed = read_certificate(envelope, keys)
@@ -146,14 +178,14 @@ def _of_certificate(envelope: dict[str, Any], keys: Sequence[str], tenant: str |
         return f"snapshot {snapshot.version} ({snapshot.snapshot_id}, digest {snapshot.digest})"
 
     whose = f"the tenant whose name has the SHA-256 {said.tenant_sha256}" if tenant is None else tenant
-    made = datetime.fromtimestamp(said.created_ms / 1000, UTC)
     signed = "--key names no key to check its signature with" if is_signed else "it is unsigned"
-    return CERTIFIED if keys else UNCHECKED, (
-        ("" if keys else f": {signed}")
-        + f"\n  on {made:%Y-%m-%d %H:%M:%S} UTC the drafter {said.drafter} for {said.target} had forgotten {whose}"
-        + f"\n  before: {named(said.start)}, to which learning went back"
-        + f"\n  after: {named(said.result)}, {said.num_records} records and {said.num_steps} steps of learning later"
+    lines = (
+        "" if keys else f": {signed}",
+        f"on {_date(said.created_ms)} the drafter {said.drafter} for {said.target} had forgotten {whose}",
+        f"before: {named(said.start)}, to which learning went back",
+        f"after: {named(said.result)}, {said.num_records} records and {said.num_steps} steps of learning later",
     )
+    return CERTIFIED if keys else UNSURE, "\n  ".join(map(printable, lines))
 
 
 def _served(settings: "Settings") -> "ServedTarget":
@@ -164,41 +196,24 @@ def _served(settings: "Settings") -> "ServedTarget":
         return assembly.engine(settings, CountingMetrics(), progress=progress).served[0]
 
 
-def _of_files(
-    found: "Sequence[tuple[str, SavedChoice]]",
-    opened: "Sequence[Receipt | tuple[str, str]]",
-    served: "ServedTarget | None",
-    num_draft_tokens: int,
-) -> Iterator[Verdict]:
-    with bar("verifying", len(found), transient=True) as advance:
-        for (name, choice), each in zip(found, opened, strict=True):
-            if isinstance(each, tuple) or served is None:
-                yield name, *each
-            else:
-                yield name, *_of_receipt(each, choice, served, num_draft_tokens)
-            advance()
-
-
 def _of_receipt(
     receipt: "Receipt", choice: "SavedChoice", served: "ServedTarget", num_draft_tokens: int
 ) -> tuple[str, str]:
-    """Return the verdict on a choice, and why. Raises RequestError where its ids are missing."""
-    from omnidraft.serving.saved_response import compare
+    """Return the verdict on a choice, and why. Raises SignatureRefused; RequestError where its ids are missing."""
+    from omnidraft.serving.saved_response import NUM_SHOWN, compare
 
     if differing := receipt.model.differences(served.identity):
         pairs = [(each, getattr(receipt.model, each), getattr(served.identity, each)) for each in differing]
         return OTHER_MODEL, ": " + "; ".join(f"{name} {theirs}, here {ours}" for name, theirs, ours in pairs)
-    try:
-        prompt, answer = receipt.ids(choice.ids("prompt_token_ids"), choice.ids("token_ids"))
-    except SignatureRefused as exc:
-        return REFUSED, f": {exc}"
+    prompt, answer = receipt.ids(choice.ids("prompt_token_ids"), choice.ids("token_ids"))
     pair = served.engine.pair
     request = receipt.request(prompt, pair.target_tokenizer.thought_markers)
     verdict, why = _recomputed(served, request, answer, num_draft_tokens)
     if verdict is SAME:
-        difference, compared = compare(choice, pair, request, answer)
+        difference, compared = compare(choice, receipt.model.name, pair, request, answer)
         verdict, why = (SAME, f", {len(answer)} tokens{compared}") if difference is None else (DIFFERENT, difference)
-    return verdict, f"{why}; signed by {receipt.key}"
+    asked = "" if verdict is REFUSED else pair.target_tokenizer.vocabulary.spell(prompt).decode("utf-8", "replace")
+    return verdict, why + (f"; its prompt ends with {asked[-NUM_SHOWN:]!r}" if asked else "")
 
 
 def _of_log(
@@ -244,8 +259,10 @@ def _recomputed(
     from omnidraft.exactness.recomputation import recompute
 
     engine = served.engine
-    proposer = engine.slot.current.proposer
-    found = recompute(engine.decoder, proposer, request, answer_ids, num_draft_tokens=num_draft_tokens)
+    try:
+        found = recompute(engine, request, answer_ids, num_draft_tokens=num_draft_tokens)
+    except RequestError as exc:
+        return REFUSED, f": no request has this answer: {exc}"
     if found is None:
         return SAME, ""
     given, drawn = (

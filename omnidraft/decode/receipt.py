@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omnidraft.config.secrets import PublicKeyText
 from omnidraft.errors import RequestError, SignatureRefused
 from omnidraft.ports import Mode, Request, Sampling
-from omnidraft.snapshots.keys import PrivateKey, Role, TrustedKeys, envelope, read_envelope
+from omnidraft.snapshots.keys import END_MS, PrivateKey, Role, TrustedKeys, envelope, read_envelope
 from omnidraft.vocab.thoughts import Phase, ThoughtMarkers, Thoughts
 
 _Signer = TypeVar("_Signer")
@@ -61,7 +61,7 @@ class Receipt(_Part):
     model: ModelIdentity
     snapshot_version: int | None
     """The snapshot that drafted last; no id depends on it. None: the base drafter, or nothing."""
-    time_ms: int
+    time_ms: int = Field(ge=0, lt=END_MS)
     """Unix milliseconds at which the answer ended."""
     key: PublicKeyText
     """The server's public key."""
@@ -183,11 +183,12 @@ def _ids(name: str, stated: Ids, given: Any) -> Sequence[int]:
         )
     try:
         is_same = ids_digest(given) == (stated if isinstance(stated, str) else ids_digest(stated))
+        ids = list(map(int, given))
     except (TypeError, ValueError, OverflowError) as exc:
         raise SignatureRefused(f"the ids of the {name} are none: {exc}") from exc
     if not is_same:
         raise SignatureRefused(f"it is of another {name}")
-    return list(map(int, given))
+    return ids
 
 
 def require_reproducible(mode: Mode) -> None:

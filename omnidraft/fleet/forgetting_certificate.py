@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from omnidraft.errors import RequestError, SignatureRefused
 from omnidraft.files import write_text
 from omnidraft.ports import Forget, SnapshotVersion
-from omnidraft.snapshots.keys import TrustedKeys, read_envelope
+from omnidraft.snapshots.keys import END_MS, TrustedKeys, read_envelope
 from omnidraft.snapshots.manifest import digest
 from omnidraft.snapshots.signing import SIGNERS, SnapshotSigning
 
@@ -55,7 +55,7 @@ class Certificate(_Part):
     num_steps: int
     settings: dict[str, Any]
     code_version: str
-    created_ms: int
+    created_ms: int = Field(ge=0, lt=END_MS)
 
 
 def derivation(versions: Sequence[SnapshotVersion], order: Forget) -> Derivation | None:

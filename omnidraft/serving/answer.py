@@ -125,7 +125,7 @@ class Answer:
         texts = self.queued.texts
         prompts = [text.sequence for text in texts[:: self.body.n or 1] if text.sequence]
         num_prompt = sum(each.num_prompt_tokens for each in prompts)
-        num_completion = sum(text.stats.num_tokens for text in texts)
+        num_completion = 0 if self.body.max_tokens == 0 else sum(text.stats.num_tokens for text in texts)
         num_cached = sum(each.num_reused for each in prompts)
         return Usage(
             prompt_tokens=num_prompt,

@@ -105,7 +105,7 @@ class CompletionWriter:
         """Return the text, behind the prompt where that is echoed."""
         text, entries = part.text, part.entries
         if body.max_tokens == 0:
-            text, entries, part.token_ids, part.receipt = "", entries and [], [], None
+            text, entries, part.token_ids = "", entries and [], []
         if body.echo:
             prompt = self._prompt_texts[part.index]
             entries = entries and [replace(each, offset=each.offset + len(prompt)) for each in entries]

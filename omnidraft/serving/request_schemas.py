@@ -40,6 +40,12 @@ class CompletionRequest(GenerationFields):
     suffix: str | None = None
     """The text behind the answer: a target that knows fill-in-the-middle fills the gap. "" is none."""
 
+    @model_validator(mode="after")
+    def _has_an_answer_to_sign(self) -> "CompletionRequest":
+        if self.receipt and self.max_tokens == 0:
+            raise ValueError("receipt: max_tokens is 0, so there is no answer to sign")
+        return self
+
     @property
     def tells_all_tokens(self) -> bool:
         return self.echo or super().tells_all_tokens

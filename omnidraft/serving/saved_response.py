@@ -1,8 +1,10 @@
 """Saved responses with receipts, whole or as the events of a stream, and where they show what their ids do not say.
 
-Text, thoughts and calls of tools are compared as this server writes them. Log-probabilities and usage are not.
+Model, text, thoughts, calls of tools and why the answer ended are compared as this server writes them.
+Log-probabilities and usage are not.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from omnidraft.decode.generation import GenerationRequest
 from omnidraft.decode.prompting import Pair
 from omnidraft.decode.stop_checker import StopChecker
 from omnidraft.errors import RequestError
-from omnidraft.ports import Request
+from omnidraft.ports import FinishReason, Request
 from omnidraft.serving.answer_reader import AnswerReader
 from omnidraft.serving.response_formats import ChoicePart
 from omnidraft.tools.tool_use import Tool, ToolUse
@@ -39,6 +41,11 @@ class SavedChoice:
         parts = [each[name] for each in self.pieces if name in each]
         return list(chain(*parts)) if all(isinstance(each, list) for each in parts) and parts else self.around.get(name)
 
+    @property
+    def finish_reason(self) -> Any:
+        """Why it ended, as its last part says; None where none does."""
+        return next((each["finish_reason"] for each in reversed(self.pieces) if each.get("finish_reason")), None)
+
     def texts(self) -> dict[str, str]:
         """Return what the choice shows, by field."""
         messages = list(self._messages())
@@ -54,7 +61,7 @@ class SavedChoice:
         for function in (
             each.get("function") for message in self._messages() for each in _dicts(message, "tool_calls")
         ):
-            name, arguments = (function.get(each) for each in ("name", "arguments")) if function else (None, None)
+            name, arguments = map(function.get, ("name", "arguments")) if isinstance(function, dict) else (None, None)
             if calls and name is None:
                 name, before = calls.pop()
                 arguments = f"{before}{arguments}"
@@ -71,8 +78,9 @@ class SavedChoice:
             yield message if isinstance(message, dict) else {"content": message}
 
 
-def saved_choices(document: Any) -> list[SavedChoice]:
-    """Return the choices with receipts anywhere in a document of JSON."""
+def saved_choices(content: bytes) -> list[SavedChoice]:
+    """Return the choices with receipts anywhere in JSON, or in the events of a stream as they came over the wire.
+    Raises ValueError, RecursionError where it is neither."""
     found: list[tuple[dict[str, Any], dict[str, Any]]] = []
     pieces = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
     prompts: dict[str, dict[str, Any]] = {}  # of a stream, whose first event alone may have it
@@ -92,31 +100,32 @@ def saved_choices(document: Any) -> list[SavedChoice]:
             for each in data:
                 visit(each, around)
 
-    visit(document, {})
+    events = [line[5:].strip() for line in content.splitlines() if line.startswith(b"data:")]
+    visit([json.loads(each) for each in events if each != b"[DONE]"] if events else json.loads(content), {})
     return [
         SavedChoice(envelope, prompts.get(_key(around)[0], {}) | around, pieces.get(_key(around), [around]))
         for envelope, around in found
     ]
 
 
-def decoded(pair: Pair, request: Request, answer_ids: Sequence[int]) -> str:
-    """Return the text of an answer as far as it is shown: thoughts, content and calls as the model writes them."""
-    checker = StopChecker(request, pair.target_tokenizer.vocabulary)
-    for token in answer_ids:
-        checker.ends(token)
-    return checker.take()
-
-
-def compare(choice: SavedChoice, pair: Pair, request: Request, answer_ids: Sequence[int]) -> tuple[str | None, str]:
-    """Compare what a choice shows with its ids.
+def compare(
+    choice: SavedChoice, model: str, pair: Pair, request: Request, answer_ids: Sequence[int]
+) -> tuple[str | None, str]:
+    """Compare what a choice shows with its ids, and with the name of the model in its receipt.
 
     Returns:
         Where it differs first, None where it does not; and what was compared and what not, in words.
     """
-    text, calls, texts = decoded(pair, request, answer_ids), choice.calls(), choice.texts()
+    checker = StopChecker(request, pair.target_tokenizer.vocabulary)
+    for token in answer_ids:
+        checker.ends(token)
+    text, calls, texts = checker.take(), choice.calls(), choice.texts()
+    if named := [each["model"] for each in choice.pieces if each.get("model", model) != model]:
+        return f": the response has the model {named[0]!r}, its receipt {model!r}", ""
     if not texts and not calls:
         return None, f"; no text is beside it to compare, it begins {text[:NUM_SHOWN]!r}"
-    schemas = {str(tool.get("name")): tool.get("parameters") for tool in _dicts(choice.around, "tools")}
+    tools = [each for each in _dicts(choice.around, "tools") if isinstance(each.get("parameters"), dict)]
+    schemas = {str(tool.get("name")): tool["parameters"] for tool in tools}
     try:
         offered = [Tool(name, parameters=schemas.get(name)) for name in dict.fromkeys(name for name, _ in calls)]
         reader = AnswerReader(
@@ -128,6 +137,8 @@ def compare(choice: SavedChoice, pair: Pair, request: Request, answer_ids: Seque
     except RequestError as exc:
         return f": {exc}", ""
     part, whole = ChoicePart(0, True, finish_reason="stop"), ChoicePart(0, True)
+    if checker.finish_reason is FinishReason.LENGTH:
+        part.finish_reason = "length"
     reader.read(text, part)
     whole.add(part)
     prompt = pair.target_tokenizer.vocabulary.spell(request.prompt_ids).decode("utf-8", "replace")
@@ -138,6 +149,8 @@ def compare(choice: SavedChoice, pair: Pair, request: Request, answer_ids: Seque
         if shown != expected:
             return _difference(name, shown, expected), ""
     written = [(each.name or "", each.arguments) for each in whole.calls]
+    if choice.finish_reason not in (None, whole.finish_reason):
+        return f": the response has ended by {choice.finish_reason!r}, its ids by {whole.finish_reason!r}", ""
     names, compared = [name for name, _ in calls], list(texts)
     if names != [name for name, _ in written]:
         return f" in its calls: the response has {names}, its ids call {[name for name, _ in written]}", ""

@@ -20,6 +20,8 @@ from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
 from omnidraft.config.secrets import PRIVATE_KEY_PREFIX
 from omnidraft.errors import ConfigError, SignatureRefused
 
+END_MS = 253_402_300_800_000
+"""Unix milliseconds at which the year 10000 begins, of which no date can be shown."""
 Role = Literal["distiller", "controller", "operator", "worker"]
 
 

@@ -23,6 +23,7 @@ from omnidraft.bus.encryption import new_key
 from omnidraft.bus.key_store import KeyStore
 from omnidraft.bus.sqlite_log import delete_before
 from omnidraft.bus.tenant_keys import TenantKeys
+from omnidraft.cli import tenants as cli_tenants
 from omnidraft.distill.ingest import topic_scan
 from omnidraft.doctor.all_checks import key_store
 from omnidraft.doctor.finding import Verdict
@@ -158,8 +159,11 @@ def test_what_is_said_while_the_log_is_learned_again_and_when_it_is_done(
     again = fields | forgets | {"offsets": part, "catching_up_to": ends}
     registry.publish(make_bundle(tmp_path, "s3", parent_id="s1", **again), 2)
     monkeypatch.setattr(progress, "FIRST_LINE_S", 0.5)
-    waits = run(settings, "forget", "a", "--exact", "--yes", "--wait", "1")
+    monkeypatch.setattr(cli_tenants, "SILENCE_S", 0.1)
+    waits = run(settings, "forget", "a", "--exact", "--yes", "--wait", "1.5", "--purge-snapshots")
     assert (waits.returncode, "not done yet" in waits.stdout) == (1, True), waits
+    assert waits.stdout.count("does a distiller run?") == 1
+    assert "stays in snapshots 2 until this command, when it is repeated, deletes" in waits.stdout
     with closing(assembly.log_reader(settings, settings.log.traces_topic)) as reader:
         messages = list(topic_scan.messages(reader))
     num = sum(each.offset < part[each.partition] and each.key.startswith(b"b") for each in messages)
@@ -180,9 +184,10 @@ def test_what_it_costs_to_forget_in_the_weights_is_shown_and_where_the_log_lost_
     settings = make_settings(url=sqlite.log.url, encryption_keys=[MASTER], registry=f"directory:///{tmp_path}/registry")
     record(settings, *(f"{tenant}/{number}" for number in range(4) for tenant in "ba"))
     ends = learned(settings, tmp_path)[1]["offsets"]
+    record(settings, "b/8", "b/9")  # which the distiller has read, and not published
     asked = run(settings, "forget", "a", "--exact")
     assert (asked.returncode, orders(settings)) == (1, 0)
-    said = "learning goes back to snapshot 1 and reads 4 messages again, 1.0 minutes at the best pace so far"
+    said = "learning goes back to snapshot 1 and reads 6 messages again, 1.5 minutes at the best pace so far"
     assert said in asked.stdout
     for accepts, words in (((), "nothing of nobody is known here"), (("--accept-retention",), "without --exact")):
         unknown = run(settings, "forget", "nobody", "--exact", "--yes", *accepts)

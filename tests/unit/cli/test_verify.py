@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -64,7 +65,23 @@ SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Requests, by what their responses show."""
-TEXTS = ("content", "text", "reasoning", "reasoning_content", "name", "arguments")
+TEXTS = ("content", "text", "reasoning", "reasoning_content", "name", "arguments", "model", "finish_reason")
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "answer must be ids": {"answer": [70, 500]},
+    "answer must be ids from 0": {"answer": [-1]},
+    "the prompt is empty": {"prompt": []},
+    "prompt must be ids": {"prompt": [500]},
+    "temperature must be": {"sampling": {"temperature": -1}},
+    "stop_ids must be ids": {"stop_ids": [-1], "min_new_tokens": 2},
+    "the length of bad_ids": {"bad_ids": [[]]},
+    "max_new_tokens must be": {"max_new_tokens": 0},
+    "maximum context length": {"max_new_tokens": 10**6},
+    "it is no receipt": {"time_ms": 10**18},
+    "not checked: ": {
+        "model": {"name": "gpt-5", "weights": "", "kernels": "forged\nc.json: the same bits", "tokenizer": ""}
+    },
+}
+"""What a key may sign and no request has, by what is said of it; the last names a model that is not here."""
 
 Verify = Callable[..., CompletedProcess[str]]
 
@@ -178,7 +195,7 @@ def test_a_response_that_shows_another_text_than_its_ids_is_found(
     answer = events(response) if "stream" in body else response.json()
     path.write_text(json.dumps(answer))
     done = verify(path)
-    assert (done.returncode, " too; signed by" in done.stdout) == (0, True), done
+    assert (done.returncode, " too; its prompt ends with " in done.stdout) == (0, True), done
     changed = list(places(answer))
     assert changed
     for *above, last in (changed[0], changed[-1], *changed[1:-1:4]):
@@ -189,7 +206,8 @@ def test_a_response_that_shows_another_text_than_its_ids_is_found(
         holder[last] = holder[last][:-1] + chr(ord(holder[last][-1]) ^ 1)
         path.write_text(json.dumps(copy))
         done = verify(path)
-        assert (done.returncode, "1 DIFFERENT" in done.stdout) == (1, True), (above, last, done)
+        num = 1 if above else len(answer.get("choices", "1"))  # all of a response have its model
+        assert (done.returncode, f"{num} DIFFERENT" in done.stdout) == (1, True), (above, last, done)
         assert "the response has " in done.stdout
 
 
@@ -322,7 +340,66 @@ def test_ids_of_another_text_are_not_those_of_a_receipt(client: TestClient, veri
         assert (done.returncode, "REFUSED: it is of another answer" in done.stdout) == (1, True), done
     path.write_text(json.dumps(answer["choices"][0]["receipt"]))
     done = verify(path)
-    assert (done.returncode, "return_token_ids" in done.stderr) == (2, True), done
+    assert (done.returncode, f"{path}: not checked: the receipt has a digest" in done.stdout) == (2, True), done
+    assert "return_token_ids" in done.stdout
+
+
+def test_a_bad_file_is_judged_alone(client: TestClient, verify: Verify, tmp_path: Path) -> None:
+    good, junk = tmp_path / "good.json", tmp_path / "junk.json"
+    payload = payload_of(answered(client, good, seed=7)["choices"][0]["receipt"])
+    junk.write_text('{"choices": [')
+    files = [signed(payload | change, tmp_path / f"{number}.json") for number, change in enumerate(IMPOSSIBLE.values())]
+    done = verify(*files, junk, tmp_path / "missing.json", good)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done
+    _, *lines, last = done.stdout.splitlines()
+    assert last == f"1 of {len(files) + 3}: the same bits; {len(files) - 1} REFUSED; 3 not checked"
+    for file, words, line in zip(files, IMPOSSIBLE, lines, strict=False):
+        verdict = "" if words.startswith("not checked") else "REFUSED: "
+        assert line.startswith(f"{file}: {verdict}"), line
+        assert words in line
+    assert lines[-1].startswith(f"{good}: the same bits, ")
+
+
+def test_a_verdict_says_of_which_model_and_when_and_each_receipt_is_judged_under_its_own_name(
+    models: dict[str, Path], client: TestClient, verify: Verify, tmp_path: Path
+) -> None:
+    path = tmp_path / "answer.json"
+    payload = payload_of(answered(client, path)["choices"][0]["receipt"])
+    model, day = payload["model"], datetime.fromtimestamp(payload["time_ms"] / 1000, UTC)
+    renamed = signed(payload | {"model": model | {"name": str(models["other"])}}, tmp_path / "renamed.json")
+    done = verify(path, renamed, path)
+    assert done.returncode == 2, done
+    said = f"{model['name']} ({model['kernels']}), signed on {day:%Y-%m-%d %H:%M:%S} UTC by {PUBLIC}"
+    _, first, second, third, last = done.stdout.splitlines()
+    assert said in first
+    assert "How many clips?" in first
+    assert first == third
+    assert f"{renamed}: not this model: weights " in second
+    assert last == "2 of 3: the same bits; 1 not this model"
+
+
+def test_a_stream_as_it_came_over_the_wire_is_read(client: TestClient, verify: Verify, tmp_path: Path) -> None:
+    path = tmp_path / "stream.sse"
+    for endpoint, body in (("chat/completions", CHAT), ("responses", {"input": "How many?", "max_output_tokens": 9})):
+        path.write_bytes(client.post(f"/v1/{endpoint}", json=body | {"stream": True, "receipt": True}).content)
+        done = verify(path)
+        assert (done.returncode, " too; its prompt ends with " in done.stdout) == (0, True), done
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--from-log", "--tenant", "a"), "--tenant is for documents"),
+        (("--from-log", "--key", PUBLIC), "--key is for documents"),
+        (("a.json", "--since", "1h"), "--since is for answers of the log"),
+        (("a.json", "--sample", 0.5), "--sample is for answers of the log"),
+        (("--from-log", "a.avro"), "archive of that is named by --log"),
+    ],
+    ids=str,
+)
+def test_an_option_of_the_other_use_is_refused(options: tuple[object, ...], words: str, verify: Verify) -> None:
+    done = verify(*options)
+    assert (done.returncode, done.stdout, words in done.stderr) == (2, "", True), done
 
 
 def test_the_log_is_verified_and_a_changed_record_found(

@@ -85,7 +85,8 @@ def test_it_is_signed_with_the_key_that_signs_snapshots_and_a_command_checks_it(
         return done.returncode, done.stdout
 
     code, said = verify("--key", public, "--tenant", "team")
-    assert (code, said.splitlines()[0]) == (0, f"{path}: certified")
+    lines = said.splitlines()
+    assert (code, lines[0], lines[-1]) == (0, f"{path}: certified", "1 certified")
     versions = {each.version: each.manifest for each in exact(tmp_path / "again").versions()}
     for words in ("had forgotten team", *(f"snapshot {n} (s{n}, digest {digest(versions[n])})" for n in (2, 6))):
         assert words in said
@@ -96,9 +97,13 @@ def test_it_is_signed_with_the_key_that_signs_snapshots_and_a_command_checks_it(
     signed = base64.b64decode(envelope["payload"])
     changed = signed.replace(b'"num_records":3', b'"num_records":4')
     assert changed != signed
-    for name, value in (("payload", base64.b64encode(changed).decode()), ("payloadType", "other"), ("signatures", [])):
+    for last, name, value in (
+        ("1 certificate REFUSED", "payload", base64.b64encode(changed).decode()),
+        ("0 of 1: the same bits; 1 REFUSED", "payloadType", "other"),
+        ("1 certificate REFUSED", "signatures", []),
+    ):
         path.write_text(json.dumps(envelope | {name: value}))
         code, said = verify("--key", public)
-        assert (code, "1 REFUSED" in said) == (1, True)
+        assert (code, said.splitlines()[-1]) == (1, last)
     code, said = verify()
     assert (code, "not checked: it is unsigned" in said) == (2, True)

@@ -101,6 +101,11 @@ def echoes(response: httpx.Response) -> None:
     assert logprobs["text_offset"][0] == 0
 
 
+def echoes_alone(response: httpx.Response) -> None:
+    echoes(response)
+    assert response.json()["usage"]["completion_tokens"] == 0
+
+
 def has_ids(response: httpx.Response) -> None:
     choice = response.json()["choices"][0]
     assert len(choice["token_ids"]) == response.json()["usage"]["completion_tokens"]
@@ -171,7 +176,8 @@ SHAPES: Mapping[str, Shape] = {
         prediction={"type": "content", "content": [{"type": "text", "text": "hi"}]}, check=has_prediction_usage
     ),
     "completions.echo-logprobs": completion(echo=True, logprobs=1, max_tokens=1, temperature=0, check=echoes),
-    "completions.echo-only": completion(echo=True, logprobs=1, max_tokens=0, check=echoes),
+    "completions.echo-only": completion(echo=True, logprobs=1, max_tokens=0, check=echoes_alone),
+    "completions.receipt-of-nothing": completion(400, receipt=True, max_tokens=0, says="no answer to sign"),
     "completions.token-ids": completion(prompt=[5, 6, 7], check=num_prompt_tokens(3)),
     "completions.lists-of-ids": completion(prompt=[[5, 6], [7]], check=num_prompt_tokens(3)),
     "completions.logprobs-10": completion(logprobs=10),

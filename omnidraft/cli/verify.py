@@ -70,7 +70,7 @@ def verify(
     if bool(files) == from_log:
         raise RequestError("give receipts, or --from-log; the log or archive of that is named by --log")
     misplaced = {"key": key, "tenant": tenant} if from_log else {"log": log, "since": since, "sample": sample < 1}
-    for option in (name for name, value in misplaced.items() if value):
+    for option in [name for name, value in misplaced.items() if value]:
         raise RequestError(f"--{option} is for {'documents' if from_log else 'answers of the log'} alone; leave it out")
     keys = _public_keys(key or ())
     archive_path, url = archive_or_url(log)

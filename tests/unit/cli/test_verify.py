@@ -390,7 +390,7 @@ def test_a_stream_as_it_came_over_the_wire_is_read(client: TestClient, verify: V
     ("options", "words"),
     [
         (("--from-log", "--tenant", "a"), "--tenant is for documents"),
-        (("--from-log", "--key", PUBLIC), "--key is for documents"),
+        (("--from-log", "--key", "k"), "--key is for documents"),
         (("a.json", "--since", "1h"), "--since is for answers of the log"),
         (("a.json", "--sample", 0.5), "--sample is for answers of the log"),
         (("--from-log", "a.avro"), "archive of that is named by --log"),

@@ -44,7 +44,6 @@ def run(plan: SoakPlan) -> PartResult:
         cluster.on_end = lambda name, returncode, last: ended.append(name)
         clients = load(cluster.url, AckMonitor(cluster.url), num_clients=1, pause_s=0.1, max_tokens=faults.MAX_TOKENS)
         with clients as tally:
-            cluster.wait_for(lambda: len(_served(tally)) >= 2, "second snapshot served", TIMEOUT_S)
             figures = _orders(cluster, tally)
             before = _served(tally)
             cluster.wait_for(lambda: bool(_served(tally) - before), "new champion after the outage", TIMEOUT_S)
@@ -79,6 +78,12 @@ def _served(tally: Tally) -> set[str]:
 def _orders(cluster: Cluster, tally: Tally) -> dict[str, Any]:
     """Return the seconds of each order, sorted. Learning is paused meanwhile, so that no other champion comes."""
     control, settings = assembly.ordering_log(cluster.settings), cluster.settings
+
+    def has_former() -> bool:
+        champion = control.read_whole().champion
+        return champion is not None and champion.previous is not None
+
+    cluster.wait_for(has_former, "second champion", TIMEOUT_S)
     control.put(("pause",), Pause())
     champion = _wait_until_settled(cluster, control)
     standing = control.read_whole().champion

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from omnidraft.bus.key_store import KeyStore
     from omnidraft.bus.tenant_keys import TenantKeys
 
-ELSEWHERE = "run this where services run, or name --config"
+ELSEWHERE = "run this where the services run, or name --config"
 """What commands that only read or order say where a service would create something."""
 SEALED_HEADERS = ("error", "original.")
 """Prefixes of dead-letter headers that may quote users' text."""

@@ -37,7 +37,7 @@ def test_an_order_where_no_service_has_begun_a_log_is_refused_and_begins_none(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"omnidraft: there is no log at sqlite:///{tmp_path}/log.db yet: a service makes it; run "
-        "this where services run, or name --config\n"
+        "this where the services run, or name --config\n"
     )
     assert list(tmp_path.iterdir()) == []
 

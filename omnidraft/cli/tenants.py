@@ -174,10 +174,8 @@ def _print_left(target: str, snapshots: "AffectedSnapshots", *, is_exact: bool, 
     """Print what still knows the tenant, and how weights forget it."""
     left = [each for each in snapshots.affected if each.is_servable]
     until = "and their children, but for those that `omnidraft tenants forget --exact` has made"
-    if purges:
-        until = "until this command, when it is repeated, deletes their files"
-    elif is_exact:
-        until = "until --purge-snapshots deletes their files"
+    if is_exact:
+        until = f"until {'this command, when it is repeated,' if purges else '--purge-snapshots'} deletes their files"
     if left:
         print(f"{target}: what weights learned from it stays in snapshots {_numbers(left)} {until}")
     until = "another one is promoted: `omnidraft snapshots promote latest`, then repeat this with --purge-snapshots"

@@ -4,16 +4,28 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from omnidraft import config
 from omnidraft.assembly.fleet import audit
 from tests.integration.distiller_process import ROOT, Fleet, run_learner
 
 NEVER = 1_000_000
+
+
+def fall_asleep(process: "subprocess.Popen[bytes]", registry: Path) -> None:
+    """Stop the process where it does not hold the registry's lock, which others would wait for."""
+    (lock,) = registry.glob("*/.lock")
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        with suppress(Timeout), FileLock(lock, timeout=0.2):
+            return
+        process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.timeout(600)
@@ -28,7 +40,7 @@ def test_a_learner_that_wakes_behind_its_successor_ends_and_has_published_nothin
     )
     try:
         fleet.wait_for(lambda: fleet.has_learned(6))
-        fleet.process.send_signal(signal.SIGSTOP)
+        fall_asleep(fleet.process, tmp_path / "registry")
         fleet.emit(6, first=6)
         assert run_learner(fleet, tmp_path / "successor", offset=12) == 0
         fleet.process.send_signal(signal.SIGCONT)

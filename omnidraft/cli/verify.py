@@ -80,7 +80,7 @@ def verify(
         decode = {"mode": "reproducible", "policy": "fixed"}
         return config.load(config_path, models=models, decode=decode, log={"url": url})
 
-    @lru_cache(maxsize=1)  # one in memory at a time
+    @lru_cache(maxsize=1)  # that of the document before
     def served(name: str) -> "ServedTarget":
         return _served(settings(name))
 

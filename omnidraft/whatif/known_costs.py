@@ -36,7 +36,7 @@ class MachineCosts:
 
     def is_of(self, models: ModelSettings) -> bool:
         """Return whether the costs are of this pair, by the names of its folders."""
-        told = (self.about.get("target", ""), self.about.get("drafter", "").partition(" in ")[0])
+        told = (self.about.get("target", ""), self.about.get("drafter", "").rpartition(" in ")[0])
         return [Path(each).name for each in told] == [Path(each).name for each in (models.target, models.drafter)]
 
 

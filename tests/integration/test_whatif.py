@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,9 @@ def test_costs_are_measured_once_for_each_kind_of_drafter_and_name_their_pair(tm
     assert (*base.steps, *both.steps) == ("base", "base", "learned")
     assert (both.passes, both.steps["base"]) == (base.passes, base.steps["base"])
     assert base.about["drafter"].endswith("drafter in float32")
+    moved = replace(base, about=base.about | {"drafter": "/all in one/drafter in float32"})
+    assert base.is_of(settings.models)
+    assert moved.is_of(settings.models)
     for seconds in (base.passes, base.steps["base"], base.others):
         assert 0 < seconds[1] <= seconds[max(seconds)] < 10
     done = run("costs", "export", "--out", out)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from omnidraft.models.acceptance_head import AcceptanceHead
@@ -94,6 +95,9 @@ class KvModel(Protocol):
         """Compute the rows of different texts in as few passes as possible; return the logits float32 [R, V] of
         each."""
 
+    def forward_arrays(self, segments: Sequence[PassSegment]) -> list[np.ndarray]:
+        """Do the same; return the logits in the processor's memory."""
+
 
 class KvSession(TextSession):
     """Implements ports.TargetSession."""
@@ -127,7 +131,7 @@ class KvSession(TextSession):
         self.backend = self._model.open()
 
 
-Step = tuple[PassSegment | None, Callable[[torch.Tensor | None], torch.Tensor]]
+Step = tuple[PassSegment | None, Callable[[np.ndarray | None], np.ndarray]]
 """What has to be computed, if anything, and what makes the logits that its caller needs of its logits [R, V]."""
 
 
@@ -142,11 +146,11 @@ class BranchingSession:
         self._state_RH: Sequence[torch.Tensor] = ()
         self._clear_branches()
 
-    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> np.ndarray:
         """See ports.DraftSession."""
         return run_together(self._model, [self.prefill_or_extend_step(keep, ids)])[0]
 
-    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> np.ndarray:
         """See ports.DraftSession."""
         return run_together(self._model, [self.branch_step(ids, parents)])[0]
 
@@ -155,10 +159,9 @@ class BranchingSession:
         path = self._matching_path(ids) if keep == self._length else []
         self.backend.move([keep + node for node in path], keep)
 
-        def finish(logits_1V: torch.Tensor | None) -> torch.Tensor:
+        def finish(logits_1V: np.ndarray | None) -> np.ndarray:
             if logits_1V is None:
-                rows_RV, row = self._logits[path[-1]]
-                logits_V, self._state_RH = rows_RV[row], self._hidden[path[-1] : path[-1] + 1]
+                logits_V, self._state_RH = self._logits[path[-1]], self._hidden[path[-1] : path[-1] + 1]
             else:
                 logits_V, self._state_RH = logits_1V[0], self._new_hidden()
             self._length = keep + len(ids)
@@ -171,11 +174,11 @@ class BranchingSession:
     def branch_step(self, ids: Sequence[int], parents: Sequence[int]) -> Step:
         """Begin `branch`, so that the caller can compute it with others."""
 
-        def finish(logits_RV: torch.Tensor | None) -> torch.Tensor:
+        def finish(logits_RV: np.ndarray | None) -> np.ndarray:
             assert logits_RV is not None
             self._parents += parents
             self._ids += ids
-            self._logits += [(logits_RV, row) for row in range(len(ids))]  # a row is made when it is asked for
+            self._logits.extend(logits_RV)
             self._state_RH = self._new_hidden()
             self._hidden += self._state_RH
             return logits_RV
@@ -192,7 +195,7 @@ class BranchingSession:
     def _clear_branches(self) -> None:
         self._parents: list[int] = []
         self._ids: list[int] = []
-        self._logits: list[tuple[torch.Tensor, int]] = []
+        self._logits: list[np.ndarray] = []
         self._hidden: list[torch.Tensor] = []
 
     def _matching_path(self, ids: Sequence[int]) -> list[int]:
@@ -208,10 +211,10 @@ class BranchingSession:
         return path
 
 
-def run_together(model: KvModel, steps: Sequence[Step]) -> list[torch.Tensor]:
+def run_together(model: KvModel, steps: Sequence[Step]) -> list[np.ndarray]:
     """Run steps of different texts with one call of the model; return their results."""
     segments = [segment for segment, _ in steps if segment is not None]
-    computed = iter(model.forward(segments) if segments else ())
+    computed = iter(model.forward_arrays(segments) if segments else ())
     return [finish(None if segment is None else next(computed)) for segment, finish in steps]
 
 
@@ -233,10 +236,10 @@ class KvDrafter:
         part in this model's passes beside all others. Raises SnapshotCorrupt when the factors do not fit."""
         return partial(BranchingSession, self._model, self._head, self._model.pack_factors(tensors))
 
-    def prefill_or_extend_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[torch.Tensor]:
+    def prefill_or_extend_all(self, requests: Sequence[tuple[Any, int, Sequence[int]]]) -> list[np.ndarray]:
         """See ports.DraftModel; the sessions are this model's."""
         return run_together(self._model, [session.prefill_or_extend_step(keep, ids) for session, keep, ids in requests])
 
-    def branch_all(self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def branch_all(self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]) -> list[np.ndarray]:
         """See ports.DraftModel."""
         return run_together(self._model, [session.branch_step(ids, parents) for session, ids, parents in requests])

@@ -26,13 +26,13 @@ Precision = Literal["float32", "bfloat16"]
 class DraftSession(Protocol):
     """One request's KV cache inside the drafter."""
 
-    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> np.ndarray:
         """Truncate to the first `keep` ids, append `ids` (at least one), return the logits float32 [V] after the last.
 
         Ids that follow a branch added since the last call reuse its keys; all other branches are dropped.
         """
 
-    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> np.ndarray:
         """Append one id to each parent in one pass; return logits float32 [R, V], one row per id.
 
         Parent -1 is the last id of the text; any other is the index among the ids branched since the last
@@ -45,7 +45,7 @@ class DraftSession(Protocol):
 
 
 class DraftModel(Protocol):
-    """The small model that drafts, at one set of weights."""
+    """The small model that drafts, at one set of weights. Its logits are numpy's: torch takes longer between passes."""
 
     vocab_size: int
     context_limit: int
@@ -55,10 +55,10 @@ class DraftModel(Protocol):
     def open(self) -> DraftSession:
         """Return a new, empty session."""
 
-    def prefill_or_extend_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+    def prefill_or_extend_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[np.ndarray]:
         """Call `prefill_or_extend` on several distinct sessions, in one pass where the model can batch."""
 
-    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[np.ndarray]:
         """Call `branch` on several distinct sessions, in one pass where the model can batch."""
 
 

@@ -8,6 +8,7 @@ Shapes: S states of a table, V vocabulary, N nodes of a tree.
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from omnidraft.errors import ContractError, VocabularyError
@@ -156,11 +157,11 @@ class ToyDrafter:
         """See ports.DraftModel."""
         return ToyDraftSession(self)
 
-    def prefill_or_extend_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[torch.Tensor]:
+    def prefill_or_extend_all(self, requests: Sequence[tuple[DraftSession, int, Sequence[int]]]) -> list[np.ndarray]:
         """See ports.DraftModel."""
         return [session.prefill_or_extend(keep, ids) for session, keep, ids in requests]
 
-    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[torch.Tensor]:
+    def branch_all(self, requests: Sequence[tuple[DraftSession, Sequence[int], Sequence[int]]]) -> list[np.ndarray]:
         """See ports.DraftModel."""
         return [session.branch(ids, parents) for session, ids, parents in requests]
 
@@ -174,7 +175,7 @@ class ToyDraftSession:
         self._branched: list[list[int]] = []
         self._num_rows = 0
 
-    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> torch.Tensor:
+    def prefill_or_extend(self, keep: int, ids: Sequence[int]) -> np.ndarray:
         """See ports.DraftSession. Raises ContractError for ids outside the vocabulary or beyond the context."""
         if not ids or not 0 <= keep <= len(self.held):
             raise ContractError(f"prefill_or_extend: keep {keep} of {len(self.held)} and add {len(ids)} ids")
@@ -185,9 +186,9 @@ class ToyDraftSession:
         if not all(0 <= token < self._drafter.vocab_size for token in ids):
             raise ContractError(f"prefill_or_extend: ids {list(ids)} of a vocabulary of {self._drafter.vocab_size}")
         self.held, self._branched, self._num_rows = [*self.held[:keep], *ids], [], 1
-        return self._drafter.table.logits(self.held)
+        return self._drafter.table.logits(self.held).numpy()
 
-    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> torch.Tensor:
+    def branch(self, ids: Sequence[int], parents: Sequence[int]) -> np.ndarray:
         """See ports.DraftSession. Raises ContractError for missing parents and for too many ids."""
         num_before = len(self._branched)
         if (needed := len(self.held) + num_before + len(ids)) > self._drafter.context_limit:
@@ -198,7 +199,7 @@ class ToyDraftSession:
         for token, parent in zip(ids, parents, strict=True):
             self._branched.append([*(self.held if parent < 0 else self._branched[parent]), token])
         self._num_rows = len(ids)
-        return torch.stack([self._drafter.table.logits(text) for text in self._branched[num_before:]])
+        return np.stack([self._drafter.table.logits(text) for text in self._branched[num_before:]])
 
     def acceptance_probabilities(self) -> list[AcceptanceFn] | None:
         """See ports.DraftSession."""

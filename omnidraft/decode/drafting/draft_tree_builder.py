@@ -32,11 +32,6 @@ class Node:
         """Whether no memory and no grammar has drafted it."""
         return self.source in DRAFTER_SOURCES
 
-    @property
-    def later_acceptance(self) -> float:
-        """Its acceptance in a later pass that drafts it without a step of the drafter; 0 where it takes one again."""
-        return 0.0 if self.is_drafters else self.acceptance
-
 
 class DraftTreeBuilder:
     """One text's part of a round. Nodes are in the order in which they were added; node 0 is the last emitted token."""
@@ -101,8 +96,8 @@ class DraftTreeBuilder:
         estimates = [] if estimated_from is None else [estimated_from]
         self.nodes.append(Node(token, parent, depth, source, acceptance, log_q, estimates))
         self._children.append({})
-        self._children[parent][token] = self.num_drafted
-        return self.num_drafted
+        self._children[parent][token] = node = self.num_drafted
+        return node
 
     def value(self, node: int) -> float:
         """Return the probability that the target's text reaches this node."""
@@ -115,11 +110,15 @@ class DraftTreeBuilder:
             values.append(values[node.parent] * node.acceptance)
         return values
 
+    def later_acceptances(self) -> list[float]:
+        """Return the acceptance of every node in a later pass that drafts it without a step of the drafter; 0 where it
+        takes one again."""
+        return [0.0 if node.source in DRAFTER_SOURCES else node.acceptance for node in self.nodes]
+
     def best_values(self, num: int) -> list[tuple[float, float]]:
         """Return the largest values of drafted nodes, at most `num`, in falling order, each with its later
         acceptance."""
-        later = [node.later_acceptance for node in self.nodes]
-        return sorted(zip(self.values()[1:], later[1:], strict=True), reverse=True)[:num]
+        return sorted([*zip(self.values(), self.later_acceptances(), strict=True)][1:], reverse=True)[:num]
 
     def exclude_siblings(self) -> None:
         """Lower the acceptance of a drafter's and a memory's nodes where the other is surer of another token: the
@@ -137,15 +136,14 @@ class DraftTreeBuilder:
 
     def open_value(self, node: int) -> float:
         """Return the probability that it does and continues with what is not drafted yet."""
-        return self.value(node) * max(1.0 - self._covered(node), 0.0)
+        return self.values()[node] * max(1.0 - self._covered(node), 0.0)
 
     def _covered(self, node: int) -> float:
         """Return how much of what may follow the node is drafted: a child half, and what follows the child the rest,
         since drafting goes on from there."""
-        return sum(
-            self.nodes[child].acceptance * (1 - _LATER_SHARE + _LATER_SHARE * self._covered(child))
-            for child in self._children[node].values()
-        )
+        children = self._children[node].values()
+        later = [1 - _LATER_SHARE + _LATER_SHARE * self._covered(child) for child in children]
+        return sum([self.nodes[child].acceptance * share for child, share in zip(children, later, strict=True)])
 
     def children(self, node: int) -> list[Node]:
         return [self.nodes[child] for child in self._children[node].values()]
@@ -190,17 +188,19 @@ class DraftTreeBuilder:
     def build(self, order: Sequence[int]) -> DraftTree:
         """Return the tree of these nodes; a parent stands before its children."""
         number_of = {0: 0} | {node: number for number, node in enumerate(order, 1)}
-        nodes = [self.nodes[0], *(self.nodes[node] for node in order)]
+        nodes = [self.nodes[node] for node in number_of]
+        columns = [(node.token, number_of[node.parent], node.source, node.log_q, node.acceptance) for node in nodes]
+        tokens, parents, sources, log_q, acceptance = zip(*columns, strict=True)
         return DraftTree(
-            tokens=tuple(node.token for node in nodes),
-            parents=tuple(number_of[node.parent] for node in nodes),
-            sources=tuple(node.source for node in nodes),
-            log_q=tuple(node.log_q for node in nodes),
+            tokens,
+            parents,
+            sources,
+            log_q,
             draft_ids=self.draft_ids,
             draft_s=self.draft_s,
             step_rows=(self.num_read_before, *self.step_rows),
             noise_weight=self.noise_weight,
-            acceptance=tuple(node.acceptance for node in nodes),
+            acceptance=acceptance,
         )
 
     def _agree(self, node: Node, acceptance: float, estimated_from: tuple[CandidateKind, float] | None) -> None:

@@ -9,9 +9,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
-import torch
+import numpy as np
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, NoiseCoupling
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
@@ -22,7 +23,6 @@ from omnidraft.decode.drafting.ranking import rank_tokens
 from omnidraft.decode.drafting.session_pool import SessionPool
 from omnidraft.decode.drafting.token_healing import TokenHealing
 from omnidraft.decode.drafting.token_mapping import DraftPrefix
-from omnidraft.decode.policy.cost_measurement import wait_for
 from omnidraft.decode.policy.cost_model import CostCurve
 from omnidraft.ports import DraftModel, DraftSession, RankTokens, Request, RoundPlan
 from omnidraft.vocab.alignment import Alignment
@@ -87,6 +87,8 @@ class _Steps:
         self._drafts = drafts
         self._plan = plan
         self._step_started = time.perf_counter()
+        self._seconds: dict[int, list[float]] = {}
+        """What the steps over so many rows took."""
 
     def run(self, readers: Sequence[DrafterSession]) -> None:
         """Step until no further step pays."""
@@ -101,12 +103,15 @@ class _Steps:
         while selected := self._select([each for reader in readers for each in reader.best_prefixes()]):
             branches = [session.branch(prefixes) for session, prefixes in selected.items()]
             self._step(selected, branches, model.branch_all)
+        if self._drafter.step_s is not None:
+            for rows, seconds in self._seconds.items():
+                self._drafter.step_s.update(rows, sum(seconds) / len(seconds))
 
     def _select(self, prefixes: list[ValuedPrefix]) -> dict[DrafterSession, list[DraftPrefix]]:
         """Return the prefixes that the plan extends, by their texts."""
         if not prefixes:
             return {}
-        best = sorted(prefixes, key=lambda each: -each[0])
+        best = sorted(prefixes, key=itemgetter(0), reverse=True)
         selected: dict[DrafterSession, list[DraftPrefix]] = {}
         num_selected = self._plan.select_expansions([value for value, *_ in best], self._num_scored())
         for _, session, prefix in best[:num_selected]:
@@ -123,8 +128,8 @@ class _Steps:
     def _read_long(self, readers: Sequence[DrafterSession]) -> Sequence[DrafterSession]:
         """Return the texts that can be read to their ends now. Where others wait, long ones are read in pieces, one
         text after another, and drafted for afterwards."""
-        num_ids = self._drafter.num_read_beside
-        if num_ids is None or len(self._drafts) == 1:
+        num_ids = None if len(self._drafts) == 1 else self._drafter.num_read_beside
+        if num_ids is None:
             return readers
         short = []
         for each in readers:
@@ -141,7 +146,7 @@ class _Steps:
         no drafts come of a piece."""
         started = time.perf_counter()
         model, keep, missed = reader.read()
-        wait_for(self._drafter.model.prefill_or_extend_all([(model, keep, missed[:num_ids])]))
+        self._drafter.model.prefill_or_extend_all([(model, keep, missed[:num_ids])])
         reader.draft.num_read_before, num_left = num_ids, len(missed) - num_ids
         reader.count_read(num_left)
         self._step_started = time.perf_counter()
@@ -151,14 +156,13 @@ class _Steps:
         self,
         extended: Mapping[DrafterSession, Sequence[DraftPrefix]],
         requests: Sequence[tuple[DraftSession, Any, Sequence[int]]],
-        compute: Callable[[Any], list[torch.Tensor]],
+        compute: Callable[[Any], list[np.ndarray]],
     ) -> None:
         """Extend these prefixes by what the model computes for the request of each text, whose last part is as long as
         the text has rows. The seconds of the model count for the texts by their rows; those since the last step ended,
         with what choosing and adding candidates takes, are what a step takes."""
         started = time.perf_counter()
         logits = compute(requests)
-        wait_for(logits)
         num_rows = {session.draft.index: len(rows) for session, (*_, rows) in zip(extended, requests, strict=True)}
         total = sum(num_rows.values())
         row_s = (time.perf_counter() - started) / total
@@ -168,5 +172,5 @@ class _Steps:
         for (session, prefixes), rows in zip(extended.items(), logits, strict=True):
             session.expand_all(prefixes, rows)
         started, self._step_started = self._step_started, time.perf_counter()
-        if self._drafter.step_s is not None and max(num_rows.values()) <= LAST_IDS:
-            self._drafter.step_s.update(total, self._step_started - started)
+        if max(num_rows.values()) <= LAST_IDS:
+            self._seconds.setdefault(total, []).append(self._step_started - started)

@@ -7,11 +7,11 @@ Shapes: D the drafter's vocabulary.
 
 import math
 from collections.abc import Hashable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from omnidraft.decode.common_prefix import common_prefix
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, temperature_bin
@@ -197,8 +197,8 @@ class DrafterSession:
             return []
         num_free = self._drafter.model.context_limit - len(self.fed) - self._num_branched
         valued = [(self.open_value(prefix), self, prefix) for prefix in self._prefixes]
-        best = sorted((each for each in valued if each[0]), key=lambda each: -each[0])[:MAX_ROWS]
-        num_ids = accumulate(len(prefix.unbranched()) for *_, prefix in best)
+        best = sorted([each for each in valued if each[0]], key=itemgetter(0), reverse=True)[:MAX_ROWS]
+        num_ids = accumulate([len(prefix.unbranched()) for *_, prefix in best])
         return [each for each, needed in zip(best, num_ids, strict=True) if needed <= num_free]
 
     def branch(self, selected: Sequence[DraftPrefix]) -> tuple[DraftSession, list[int], list[int]]:
@@ -208,7 +208,7 @@ class DrafterSession:
         self._prefixes = [prefix for prefix in self._prefixes if prefix not in selected]
         ids: list[int] = []
         parents: list[int] = []
-        for prefix in (each for last in selected for each in last.unbranched()):
+        for prefix in chain.from_iterable(map(DraftPrefix.unbranched, selected)):
             assert prefix.draft_id is not None
             assert prefix.before is not None
             assert prefix.before.row is not None
@@ -218,11 +218,11 @@ class DrafterSession:
             self._num_branched += 1
         return self.model, ids, parents
 
-    def expand_all(self, prefixes: Sequence[DraftPrefix], logits: torch.Tensor) -> None:
+    def expand_all(self, prefixes: Sequence[DraftPrefix], logits: np.ndarray) -> None:
         """Add the drafter's candidates after each of these prefixes, whose logits [R, D], or [D] of one, the last step
         computed. Raises ModelError where these are no numbers."""
         assert self.model is not None
-        rows = np.atleast_2d(logits.numpy(force=True))
+        rows = logits.reshape(-1, logits.shape[-1])
         head = self.model.acceptance_probabilities() if self._plan.uses_acceptance_head else None
         for prefix in prefixes:
             assert prefix.row is not None
@@ -249,7 +249,7 @@ class DrafterSession:
         """Add the drafter's candidates after this prefix, which have this share of what may follow, and the new
         prefixes that may be extended."""
         tree, sampling, coupling = self.draft, self._request.sampling, self._drafter.noise_coupling
-        alignment, end = self._mapper.alignment_at(prefix), max(prefix.ends, key=tree.value)
+        alignment, end = self._mapper.alignment_at(prefix), max(prefix.ends, key=tree.values().__getitem__)
         constraints, path = tree.constraints, list[int]()
         if constraints is not None:  # which may leave nothing of what are numbers
             _require_numbers(float(logits_D.max()))
@@ -259,11 +259,11 @@ class DrafterSession:
         is_none_left = ranked.max_logit == -math.inf and (constraints is not None or prefix.heals)
         _require_numbers(0.0 if is_none_left else ranked.max_logit)
         ranker = CandidateRanker(ranked, alignment, sampling)
-        weight, at = coupling.best(sampling.temperature, self._request.work), tree.position + tree.nodes[end].depth
-        tree.noise_weight = weight if sampling.temperature else 0.0
+        weight = coupling.best(sampling.temperature, self._request.work) if sampling.temperature else 0.0
+        tree.noise_weight, at = weight, tree.position + tree.nodes[end].depth
         if sampling.temperature and share >= 0.5:
             self._first_ids[end] = ranker.first_ids(coupling.weights, tree.noise, at)
-        style = (temperature_bin(sampling.temperature), tree.noise_weight)
+        style = (temperature_bin(sampling.temperature), weight)
         for rank, each in enumerate(ranker.best(num_candidates, weight, tree.noise, at)):
             candidate = each if constraints is None else ranker.continued(each, constraints, path)
             next_prefix = self._mapper.add(tree, prefix, candidate.with_share(share), rank, style)

@@ -5,7 +5,7 @@ can be read one by one and together, none where a target token reaches across it
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omnidraft.decode.drafting.acceptance_stats import AcceptanceCalibrator, CandidateKind
 from omnidraft.decode.drafting.draft_tree_builder import DraftTreeBuilder
@@ -44,26 +44,26 @@ class DraftPrefix:
     heals: bool = False
     """Whether the next draft token begins with the line break that the emitted text ends with; see token_healing.py."""
 
-    def ancestors(self) -> list["DraftPrefix"]:
-        """Return the prefixes from this one back to the emitted text, both included."""
-        prefixes = [self]
-        while prefixes[-1].before is not None:
-            prefixes.append(prefixes[-1].before)
-        return prefixes
+    draft_ids: tuple[int, ...] = field(default=(), init=False)
+    """Draft ids from what the drafter has read of the emitted text to here."""
+
+    def __post_init__(self) -> None:
+        if self.before is not None and self.draft_id is not None:
+            self.draft_ids = (*self.before.draft_ids, self.draft_id)
 
     def unbranched(self) -> list["DraftPrefix"]:
         """Return the prefixes up to this one that were not branched, the shortest first."""
-        return [prefix for prefix in reversed(self.ancestors()) if prefix.row is None]
+        prefixes: list[DraftPrefix] = []
+        prefix: DraftPrefix | None = self
+        while prefix is not None and prefix.row is None:
+            prefixes.insert(0, prefix)
+            prefix = prefix.before
+        return prefixes
 
     @property
     def begins_in_text(self) -> bool:
         """Whether its draft token begins before the end of the emitted text."""
         return self.before is not None and self.before.heals
-
-    @property
-    def draft_ids(self) -> tuple[int, ...]:
-        """Draft ids from what the drafter has read of the emitted text to here."""
-        return tuple(prefix.draft_id for prefix in reversed(self.ancestors()) if prefix.draft_id is not None)
 
 
 class TokenMapper:
@@ -125,18 +125,18 @@ class TokenMapper:
         """Return the nodes that spell this token and the ones before it as one target token."""
         nodes: list[int] = []
         ids: tuple[int, ...] = (candidate.draft_id,)
-        confidence = candidate.confidence
-        for ancestor in prefix.ancestors():
+        confidence, ancestor = candidate.confidence, prefix
+        while True:
             if len(ids) >= MIN_LENGTH and (token := self._cache.lookup(ids)) is not None:
                 kind = CandidateKind(Source.MERGE, rank, style)
                 for end in ancestor.ends:
                     node = self._node(tree, end, token, kind, confidence, confidence, ancestor.acceptance)
                     nodes += [] if node is None else [node]
             is_longest = len(ids) >= min(_LONGEST_MERGE, self._cache.max_length)
-            if ancestor.draft_id is None or ancestor.begins_in_text or is_longest:
-                break
+            if ancestor.before is None or ancestor.draft_id is None or ancestor.begins_in_text or is_longest:
+                return nodes
             ids, confidence = (ancestor.draft_id, *ids), ancestor.confidence * confidence
-        return nodes
+            ancestor = ancestor.before
 
     def _node(
         self,

@@ -236,9 +236,7 @@ def _prune(drafts: Sequence[DraftTreeBuilder], plan: RoundPlan) -> list[list[int
     ranked = [draft.ranked() for draft in drafts]
     competing: list[tuple[float, float, float, int]] = []
     for at, (draft, order) in enumerate(zip(drafts, ranked, strict=True)):
-        values = draft.values()
-        values = [values[node] for node in order]
-        later = [draft.nodes[node].later_acceptance for node in order]
+        values, later = ([of_all[node] for node in order] for of_all in (draft.values(), draft.later_acceptances()))
         competing += zip(accumulate(values, min), values, later, [at] * len(order), strict=True)
     if not competing:
         return ranked

@@ -29,6 +29,8 @@ _NOISE = 0.1
 _LEAST_SD = 1.5
 """Standard deviations below the belief that a cost may turn out to be: with 1 a start that finds only further rows ten
 times too dear is back after 450 tokens, with 1.5 after 160, and with 2 trials among many texts come twice as often."""
+_NUM_FIRST = 65
+"""Numbers of rows whose seconds are looked up: a round asks a hundred times, and calls of numpy take long there."""
 _MAX_LOG_ERROR = math.log(3)
 """Error that one observation corrects at most: what takes longer may be a hiccup of the machine."""
 
@@ -61,11 +63,10 @@ class CostCurve:
         self._follow(0)
 
     def __call__(self, rows: int) -> float:
-        if (seconds := self._known_s.get(rows)) is None:
-            size = min(rows, len(self._weights) - 1)
-            seconds = float(self._weights[size] @ self._seconds) + self._slope * (rows - size)
-            self._known_s[rows] = seconds
-        return seconds
+        if rows < len(self._first_s):
+            return self._first_s[rows]
+        size = min(rows, len(self._weights) - 1)
+        return float(self._weights[size] @ self._seconds) + self._slope * (rows - size)
 
     def least(self, rows: int, known_rows: int | None = None) -> float:
         """Return the seconds that so many rows may turn out to take: less by what another observation may
@@ -82,8 +83,10 @@ class CostCurve:
 
     def update(self, rows: int, seconds: float) -> bool:
         """Correct the curve by one observation; return whether other load may have begun or ended."""
-        gradient, last = self._gradient(rows), len(self._weights) - 1
-        expected = self._weights[min(rows, last)] @ np.exp(self._log_s) * self(rows) / self(min(rows, last))
+        size = min(rows, len(self._weights) - 1)
+        shares = self._weights[size] * self._believed_s
+        believed_s = float(shares.sum())
+        gradient, expected = shares / believed_s, believed_s * self(rows) / self(size)
         error = math.log(max(seconds, 1e-9) / expected)
         self._covariance += self._drift
         shared = self._covariance @ gradient
@@ -99,17 +102,20 @@ class CostCurve:
 
     def _gradient(self, rows: int) -> np.ndarray:
         """Return how the log seconds of so many rows follow those of each measured size."""
-        shares = self._weights[min(rows, len(self._weights) - 1)] * np.exp(self._log_s)
+        shares: np.ndarray = self._weights[min(rows, len(self._weights) - 1)] * self._believed_s
         return shares / shares.sum()
 
     def _follow(self, surest: int) -> None:
         """Take up the log seconds. Smaller sizes take no more than the one that is surest, and larger ones no less."""
-        seconds = np.exp(self._log_s)
+        self._believed_s = np.exp(self._log_s)
+        seconds = self._believed_s.copy()
         seconds[: surest + 1] = np.minimum.accumulate(seconds[surest::-1])[::-1]
         seconds[surest:] = np.maximum.accumulate(seconds[surest:])
-        self._seconds, self._known_s = seconds, dict[int, float]()
-        beyond = np.diff(seconds)[-1:] / np.diff(self._rows)[-1:]
-        self._slope = float(beyond[0]) if len(beyond) else 0.0
+        self._seconds = seconds
+        self._first_s = (self._weights[:_NUM_FIRST] @ seconds).tolist()
+        self._slope = 0.0
+        if len(seconds) > 1:
+            self._slope = float((seconds[-1] - seconds[-2]) / (self._rows[-1] - self._rows[-2]))
 
 
 def guessed_passes() -> CostCurve:

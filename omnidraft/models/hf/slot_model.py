@@ -11,6 +11,7 @@ from functools import cache, partial
 from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -78,6 +79,10 @@ class SlotModel:
         """See kv_session.KvModel."""
         passes = [segments] if self._are_shared and segments else [[each] for each in segments]
         return [logits_RV for each in passes for logits_RV in self._pass(each)]
+
+    def forward_arrays(self, segments: Sequence[PassSegment]) -> list[np.ndarray]:
+        """See kv_session.KvModel."""
+        return [logits_RV.numpy(force=True) for logits_RV in self.forward(segments)]
 
     @torch.inference_mode()
     def _pass(self, segments: Sequence[PassSegment]) -> Sequence[Tensor]:

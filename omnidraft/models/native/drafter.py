@@ -48,8 +48,8 @@ class NativeDrafter(KvDrafter):
     def rank(self, logits_D: np.ndarray, alignment: Alignment) -> RankedTokens:
         """Implement ports.RankTokens, for contiguous logits; the result is valid until the next call."""
         ranking, first_D = self._ranking, alignment.first_D
-        first = first_D.ctypes.data, len(first_D), alignment.num_target
-        self._library.omnidraft_rank(logits_D.ctypes.data, len(logits_D), *first, ranking)
+        logits, first = (each.__array_interface__["data"][0] for each in (logits_D, first_D))
+        self._library.omnidraft_rank(logits, len(logits_D), first, len(first_D), alignment.num_target, ranking)
         ids, q, targets, firsts, target_q = self._ranked
         num, num_targets = ranking.num_ids, ranking.num_targets
         return RankedTokens(

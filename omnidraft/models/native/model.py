@@ -5,11 +5,13 @@ Shapes: R rows of a pass, C slots, K key heads, D head size, V vocabulary, H hid
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
-from itertools import count, groupby, repeat
+from itertools import accumulate, count, groupby, repeat
 from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from omnidraft.errors import ContractError
@@ -55,10 +57,12 @@ class NativeModel:
         """Names the arithmetic, on which bits depend besides the weights."""
         sizes = self._weights.sizes
         self.vocab_size = sizes.vocabulary
+        self._values_per_slot = sizes.values_per_slot
         self.hidden_size = sizes.hidden
         self.first_context, self.context_limit = sizes.first_context, sizes.context_limit
-        self._free: list[torch.Tensor] = []
-        """Memory of passes that ended: as many pieces as ran at the same time, whatever the number of texts."""
+        self._free: list[tuple[int, int, torch.Tensor]] = []
+        """Memory of passes that ended, with its size and address: as many pieces as ran at the same time, whatever the
+        number of texts."""
         self._threads = ThreadCount()
         self._scratch_bytes = cache(partial(library.omnidraft_scratch_bytes, self._weights.struct, MAX_ROWS))
 
@@ -68,11 +72,15 @@ class NativeModel:
 
     def forward(self, segments: Sequence[PassSegment]) -> list[torch.Tensor]:
         """See kv_session.KvModel. Raises ContractError."""
+        return list(map(torch.from_numpy, self.forward_arrays(segments)))
+
+    def forward_arrays(self, segments: Sequence[PassSegment]) -> list[np.ndarray]:
+        """See kv_session.KvModel. Raises ContractError."""
         for segment in segments:
             segment.backend.require_room(segment)
         sizes = [segment.num_logits for segment in segments]
         keeps_hidden = any(segment.backend.keeps_hidden for segment in segments)
-        logits_RV = torch.empty(sum(sizes), self.vocab_size, dtype=torch.float32)
+        logits_RV = np.empty((sum(sizes), self.vocab_size), np.float32)
         hidden_RH = torch.empty(sum(sizes), self.hidden_size, dtype=torch.float32) if keeps_hidden else None
         first_row = 0
         for group in _passes(segments):
@@ -81,18 +89,18 @@ class NativeModel:
         if hidden_RH is not None:
             for segment, hidden in zip(segments, hidden_RH.split(sizes), strict=True):
                 segment.backend.hidden_RH = hidden
-        return [logits_RV] if len(sizes) == 1 else list(logits_RV.split_with_sizes(sizes))
+        return [logits_RV[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
     def slots(self, capacity: int) -> torch.Tensor:
         """Return empty keys and values, [2, K, C * D] of each layer that stores them; the keys of eight slots are
         interleaved. The system zeroes a page when it is first used, and most of a text's slots are not at once."""
         dtype = self._weights.kv_dtype
-        num_bytes = capacity * self._weights.sizes.values_per_slot * dtype.itemsize
+        num_bytes = capacity * self._values_per_slot * dtype.itemsize
         return torch.frombuffer(mmap(-1, num_bytes), dtype=dtype) if num_bytes else torch.empty(0, dtype=dtype)
 
     def copy_slots(self, source: torch.Tensor, to: torch.Tensor, num_slots: int) -> None:
         """Copy the first slots, so many of which are whole groups of interleaved keys, to other slots."""
-        old, new = (len(each) // self._weights.sizes.values_per_slot for each in (source, to))
+        old, new = (len(each) // self._values_per_slot for each in (source, to))
         first = 0
         for size, layers in groupby(self._weights.sizes.layers, lambda layer: layer.head_size):
             count = sum(layer.values_per_slot for layer in layers) // size
@@ -105,13 +113,13 @@ class NativeModel:
 
     def kv_bytes(self, num_ids: int) -> int:
         """Return the memory of the keys and values of a text of so many ids."""
-        size_of_slot = self._weights.sizes.values_per_slot * self._weights.kv_dtype.itemsize
+        size_of_slot = self._values_per_slot * self._weights.kv_dtype.itemsize
         return _round_up(num_ids, _CAPACITY_STEP) * size_of_slot
 
     def compute(
         self,
         segments: Sequence[PassSegment],
-        logits_RV: torch.Tensor,
+        logits_RV: np.ndarray,
         hidden_RH: torch.Tensor | None = None,
         first_row: int = 0,
     ) -> None:
@@ -131,8 +139,8 @@ class NativeModel:
         ids, texts, nodes = zip(*unscored, *scored, strict=True)
         limit = torch.get_num_threads()
         threads = limit if self._takes_all_threads else self._threads.choose(limit)
-        capacity = max(segment.backend.capacity for segment in segments)
-        rank = max(segment.backend.rank for segment in segments)
+        capacity = max([segment.backend.capacity for segment in segments])
+        rank = max([segment.backend.rank for segment in segments])
         scratch = self._take_scratch(capacity, rank, threads)
         to_row = torch.float32.itemsize * first_row
         try:
@@ -148,8 +156,8 @@ class NativeModel:
                     texts=_ints(texts),
                     nodes=_ints(nodes),
                     text=(native.TextStruct * len(segments))(*map(_text_struct, segments)),
-                    scratch=scratch.data_ptr(),
-                    logits=logits_RV.data_ptr() + to_row * self.vocab_size,
+                    scratch=scratch[1],
+                    logits=logits_RV.__array_interface__["data"][0] + to_row * self.vocab_size,
                     hidden=None if hidden_RH is None else hidden_RH.data_ptr() + to_row * self.hidden_size,
                 ),
                 self._threads.spent_s,
@@ -161,14 +169,14 @@ class NativeModel:
         """See kv_session.KvModel."""
         return PackedFactors(self._weights.sizes, tensors)
 
-    def _take_scratch(self, capacity: int, rank: int, threads: int) -> torch.Tensor:
+    def _take_scratch(self, capacity: int, rank: int, threads: int) -> tuple[int, int, torch.Tensor]:
         """Return the memory of a pass of any number of rows, with any content. Any thread may take some."""
         num_bytes = self._scratch_bytes(capacity, rank, threads)
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = torch.empty(0, dtype=torch.uint8)
-        return memory if memory.numel() >= num_bytes else torch.empty(num_bytes, dtype=torch.uint8)
+        with suppress(IndexError):
+            if (scratch := self._free.pop())[0] >= num_bytes:
+                return scratch
+        memory = torch.empty(num_bytes, dtype=torch.uint8)
+        return num_bytes, memory.data_ptr(), memory
 
     def move(self, kv: torch.Tensor, capacity: int, sources: Sequence[int], start: int) -> None:
         """See kv_session.KvBackend."""
@@ -187,7 +195,7 @@ def _text_struct(segment: PassSegment) -> native.TextStruct:
         length=segment.length,
         capacity=backend.capacity,
         parents=_ints(range(-1, len(segment.ids) - 1) if segment.parents is None else segment.parents),
-        kv=backend.kv.data_ptr(),
+        kv=backend.kv_address,
         factors=None if backend.factors is None else ctypes.pointer(backend.factors.struct),
         rotation_offset=backend.rotation_offset,
     )
@@ -226,18 +234,15 @@ class NativeKvBackend:
         """See kv_session.KvModel."""
         self._model = model
         self.factors = factors
+        self.rank = 0 if factors is None else factors.rank
         self.rotation_offset = rotation_offset
         self.keeps_hidden = keeps_hidden
         self.hidden_RH = torch.empty(0, model.hidden_size, dtype=torch.float32)
         self.capacity = 0
         self.kv = model.slots(0)
+        self.kv_address = 0
         if capacity:
             self._grow(capacity)
-
-    @property
-    def rank(self) -> int:
-        """The rank of the text's factors; 0 without any."""
-        return 0 if self.factors is None else self.factors.rank
 
     def require_room(self, segment: PassSegment) -> None:
         """Allocate slots for the segment's keys. Raises ContractError."""
@@ -263,7 +268,7 @@ class NativeKvBackend:
         capacity = max(self.capacity, _round_up(needed, _CAPACITY_STEP))
         larger = self._model.slots(capacity)
         self._model.copy_slots(self.kv, larger, self.capacity)
-        self.kv, self.capacity = larger, capacity
+        self.kv, self.kv_address, self.capacity = larger, larger.data_ptr(), capacity
 
 
 def _round_up(number: int, step: int) -> int:

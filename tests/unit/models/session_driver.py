@@ -1,13 +1,15 @@
 """Drive a drafter's session with random calls: after any cuts and branches it gives the logits of the plain text."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
 from omnidraft.ports import DraftSession
 
-Expected = Callable[[list[int]], torch.Tensor]
+Expected = Callable[[list[int]], torch.Tensor | np.ndarray]
 """A function that returns the logits after a text, from a fresh session."""
 
 
@@ -15,7 +17,7 @@ def drive(
     session: DraftSession,
     data: st.DataObject,
     expected: Expected,
-    assert_same: Callable[[torch.Tensor, torch.Tensor], None],
+    assert_same: Callable[[np.ndarray, Any], None],
     *,
     vocab_size: int,
 ) -> None:
@@ -43,7 +45,7 @@ def _next_text(
     some_ids: st.SearchStrategy[list[int]],
     session: DraftSession,
     expected: Expected,
-    assert_same: Callable[[torch.Tensor, torch.Tensor], None],
+    assert_same: Callable[[np.ndarray, Any], None],
 ) -> list[int]:
     """Advance along a branch or from anywhere in the text."""
     if branched and data.draw(st.booleans()):

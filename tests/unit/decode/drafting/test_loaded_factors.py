@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import torch
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,4 +88,5 @@ def test_a_running_text_keeps_the_factors_that_it_began_with():
     alone.propose_all([draft(other)])
     other.observe([3])
     assert alone.propose_all([draft(other, position=10)]) == [tree]
-    assert torch.equal(session.sources[0].model.prefill_or_extend(0, [1]), MODELS["a"].open().prefill_or_extend(0, [1]))
+    logits = session.sources[0].model.prefill_or_extend(0, [1])
+    assert np.array_equal(logits, MODELS["a"].open().prefill_or_extend(0, [1]))

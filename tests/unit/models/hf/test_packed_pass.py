@@ -92,10 +92,10 @@ def test_drafters_steps_of_several_texts_are_one_pass(name, data):
         )
     assert counted.rows == [sum(map(len, texts)), 3 * len(texts), len(texts)]
     for number, ids in enumerate(texts):
-        torch.testing.assert_close(advanced[number], whole_pass(model, ids)[-1], **CLOSE)
+        torch.testing.assert_close(torch.from_numpy(advanced[number]), whole_pass(model, ids)[-1], **CLOSE)
         expected = [whole_pass(model, [*ids, *more])[-1] for more in ([3], [4], [3, 5])]
-        torch.testing.assert_close(branched[number], torch.stack(expected), **CLOSE)
-        torch.testing.assert_close(again[number], whole_pass(model, [*ids, 3, 5, 9])[-1], **CLOSE)
+        torch.testing.assert_close(torch.from_numpy(branched[number]), torch.stack(expected), **CLOSE)
+        torch.testing.assert_close(torch.from_numpy(again[number]), whole_pass(model, [*ids, 3, 5, 9])[-1], **CLOSE)
         if head is not None:
             alone = drafter.open()
             alone.prefill_or_extend(0, [*ids, 3, 5, 9])

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -33,7 +34,7 @@ def test_logits_are_those_of_transformers_past_every_window(name):
         *(session.prefill_or_extend(n, [ids[n]]) for n in range(30, LENGTH)),
     ]
     reference = expected(model, ids)[29:]
-    torch.testing.assert_close(torch.stack(rows), reference, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(torch.from_numpy(np.stack(rows)), reference, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -48,8 +49,8 @@ def test_branches_see_their_ancestors_within_the_window(name):
     parents = [-1, -1, -1, -1, *range(3, 32)]  # so that slots of the chain are not its positions
     session = NativeDrafter(model, "float32").open()
     session.prefill_or_extend(0, ids[:30])
-    rows = session.branch([*siblings, *chain], parents)
-    torch.testing.assert_close(torch.stack(list(rows[3:])), expected(model, ids)[30:], atol=2e-3, rtol=2e-3)
+    rows = torch.from_numpy(session.branch([*siblings, *chain], parents))
+    torch.testing.assert_close(rows[3:], expected(model, ids)[30:], atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(rows[2], expected(model, [*ids[:30], 9])[-1], atol=2e-3, rtol=2e-3)
 
 
@@ -57,7 +58,7 @@ def test_large_gates_of_gpt_oss_are_clamped():
     model, ids = copy.deepcopy(family_model("gpt-oss")), text(20)
     for layer in model.model.layers:
         layer.mlp.experts.gate_up_proj.mul_(8)
-    logits = NativeDrafter(model, "float32").open().prefill_or_extend(0, ids)
+    logits = torch.from_numpy(NativeDrafter(model, "float32").open().prefill_or_extend(0, ids))
     torch.testing.assert_close(logits, expected(model, ids)[-1], atol=2e-3, rtol=2e-3)
 
 

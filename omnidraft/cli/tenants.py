@@ -114,9 +114,9 @@ def _found(tenant: str, data: "TenantData") -> str:
 
 
 def _print_price(target: str, price: "Price") -> None:
-    takes = "" if price.minutes is None else f", {price.minutes:.1f} minutes at the best pace so far"
+    takes = "" if price.minutes is None else f", {price.minutes:.1f} minutes for all at the best pace so far"
     print(
-        f"{target}: learning goes back to snapshot {price.start} and reads {price.num_messages} messages again{takes}"
+        f"{target}: learning goes back to snapshot {price.start} and reads up to {price.num_messages} messages{takes}"
     )
 
 

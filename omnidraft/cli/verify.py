@@ -127,7 +127,8 @@ def _of_files(files: Sequence[Path], judge: "Callable[[SavedChoice], tuple[str, 
         try:
             found = saved_choices(file.read_bytes())
         except (OSError, ValueError, RecursionError) as exc:
-            yield str(file), UNCHECKED, f": it cannot be read as JSON or a saved stream: {exc}"
+            why = exc.strerror if isinstance(exc, OSError) else exc
+            yield str(file), UNCHECKED, f": it cannot be read as JSON or a saved stream: {why}"
             continue
         if not found:
             yield str(file), UNCHECKED, ": it has no receipt"
@@ -147,17 +148,21 @@ def _of_choice(
     from omnidraft.fleet.forgetting_certificate import PAYLOAD_TYPE
 
     envelope, refused, about = choice.envelope, REFUSED, ""
+    if envelope is None:
+        return UNCHECKED, printable(f": choice {choice.around.get('index')} has no receipt")
     try:
         if envelope["payloadType"] == PAYLOAD_TYPE:
             refused = NOT_CERTIFIED
             return _of_certificate(envelope, keys, tenant)
+        if tenant is not None:
+            raise RequestError("it is a receipt, which names no tenant: leave --tenant out")
         receipt = read_receipt(envelope, keys)
         model = receipt.model
         about = f"; {model.name} ({model.kernels}), signed on {_date(receipt.time_ms)} by {receipt.key}"
         verdict, why = _of_receipt(receipt, choice, served_as(receipt.model.name), num_draft_tokens)
     except SignatureRefused as exc:
         verdict, why = refused, f": {exc}"
-    except OmnidraftError as exc:
+    except (OmnidraftError, OSError) as exc:  # such as a folder of models that may not be read
         verdict, why = UNCHECKED, f": {exc}"
     return verdict, printable(why + about)
 

@@ -84,7 +84,8 @@ def whatif(
     answers, left_out = recorded_texts(records, tokenizers.target.stop_ids)
     without = f"; left out: {log_slice.in_words(left_out)}" if left_out else ""
     if not answers:
-        raise RequestError(f"the log has no whole answer of this pair there{without}")
+        held = " that is held out" if held_out else ""
+        raise RequestError(f"the log has no whole answer of this pair there{held}{without}")
     learned = {name: learned_records.count(each, found, records, every) for name, each in manifests.items()}
     warnings = [learned_records.note(*each, len(records)) for each in learned.items() if each[1] != 0]
     if known is not None and not known.is_of(settings.models):

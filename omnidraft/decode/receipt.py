@@ -65,7 +65,7 @@ class Receipt(_Part):
     """Unix milliseconds at which the answer ended."""
     key: PublicKeyText
     """The server's public key."""
-    choice: int
+    choice: int = Field(ge=0)
     """The index of the answer in its response."""
     prompt: Ids
     answer: Ids
@@ -73,7 +73,7 @@ class Receipt(_Part):
     """That of this choice, unsigned 64 bit."""
     sampling: Sampling
     max_new_tokens: int
-    min_new_tokens: int
+    min_new_tokens: int = Field(ge=0)
     bad_ids: tuple[tuple[int, ...], ...]
     stop_ids: frozenset[int]
     stop_strings: tuple[str, ...]

@@ -114,7 +114,11 @@ def read_certificate(document: Mapping[str, Any], keys: Sequence[str]) -> tuple[
     except ValidationError as exc:
         raise SignatureRefused(f"it is no certificate of this release: {exc.errors()[0]['msg']}") from exc
     if keys:
-        TrustedKeys(keys).verify(payload, PAYLOAD_TYPE, signatures, SIGNERS)
+        try:
+            TrustedKeys(keys).verify(payload, PAYLOAD_TYPE, signatures, SIGNERS)
+        except SignatureRefused as exc:
+            why = "it was changed, or none of the given keys signed it" if signatures else "it is unsigned"
+            raise SignatureRefused(why) from exc
     return said, bool(signatures)
 
 

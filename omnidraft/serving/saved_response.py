@@ -7,7 +7,7 @@ Log-probabilities and usage are not.
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -28,13 +28,15 @@ _THOUGHTS, _TEXTS = ("reasoning", "reasoning_content"), ("content", "text")
 
 @dataclass(frozen=True, slots=True)
 class SavedChoice:
-    """A receipt and the choice that it is of."""
+    """A receipt and the choice that it is of; or a choice beside others that lacks one."""
 
-    envelope: dict[str, Any]
+    envelope: dict[str, Any] | None
     around: dict[str, Any]
     """The fields of all objects around the receipt, inner ones first."""
     pieces: Sequence[dict[str, Any]]
     """The same of the choice; of all its parts where it was streamed."""
+    streamed: Mapping[str, str] = field(default_factory=dict)
+    """What the events of OpenAI's Responses showed of an item, by its id."""
 
     def ids(self, name: str) -> Any:
         """Return the ids of this field, joined; None where it is missing."""
@@ -71,7 +73,7 @@ class SavedChoice:
     def _messages(self) -> Iterator[dict[str, Any]]:
         """Yield the messages, or parts of one, as chats have them."""
         if "output" in self.around:
-            yield from map(_message, _dicts(self.around, "output"))
+            yield from map(_message, _dicts(self.around, "output") or [{}])
             return
         for piece in self.pieces:
             message = piece.get("message", piece.get("delta", piece))
@@ -84,6 +86,7 @@ def saved_choices(content: bytes) -> list[SavedChoice]:
     found: list[tuple[dict[str, Any], dict[str, Any]]] = []
     pieces = defaultdict[tuple[str, ...], list[dict[str, Any]]](list)
     prompts: dict[str, dict[str, Any]] = {}  # of a stream, whose first event alone may have it
+    streamed = defaultdict[str, str](str)
 
     def visit(data: Any, around: dict[str, Any]) -> None:
         if isinstance(data, dict) and "payloadType" in data:
@@ -94,6 +97,8 @@ def saved_choices(content: bytes) -> list[SavedChoice]:
                 prompts.setdefault(_key(around)[0], {"prompt_token_ids": data["prompt_token_ids"]})
             if "finish_reason" in data:
                 pieces[_key(around)].append(around)
+            if isinstance(data.get("delta"), str):
+                streamed[str(data.get("item_id"))] += data["delta"]
             for each in data.values():
                 visit(each, around)
         elif isinstance(data, list):
@@ -102,9 +107,10 @@ def saved_choices(content: bytes) -> list[SavedChoice]:
 
     events = [line[5:].strip() for line in content.splitlines() if line.startswith(b"data:")]
     visit([json.loads(each) for each in events if each != b"[DONE]"] if events else json.loads(content), {})
+    lacking = pieces.keys() - {_key(around) for _, around in found} if found else ()
     return [
-        SavedChoice(envelope, prompts.get(_key(around)[0], {}) | around, pieces.get(_key(around), [around]))
-        for envelope, around in found
+        SavedChoice(envelope, prompts.get(_key(around)[0], {}) | around, pieces.get(_key(around), [around]), streamed)
+        for envelope, around in (*found, *((None, pieces[key][-1]) for key in sorted(lacking)))
     ]
 
 
@@ -122,6 +128,10 @@ def compare(
     text, calls, texts = checker.take(), choice.calls(), choice.texts()
     if named := [each["model"] for each in choice.pieces if each.get("model", model) != model]:
         return f": the response has the model {named[0]!r}, its receipt {model!r}", ""
+    for item in _dicts(choice.around, "output"):
+        shown, expected = choice.streamed.get(str(item.get("id"))), _text_of(item)
+        if shown is not None and shown != expected:
+            return _difference("its stream", shown, expected, "its last event has"), ""
     if not texts and not calls:
         return None, f"; no text is beside it to compare, it begins {text[:NUM_SHOWN]!r}"
     tools = [each for each in _dicts(choice.around, "tools") if isinstance(each.get("parameters"), dict)]
@@ -149,7 +159,8 @@ def compare(
         if shown != expected:
             return _difference(name, shown, expected), ""
     written = [(each.name or "", each.arguments) for each in whole.calls]
-    if choice.finish_reason not in (None, whole.finish_reason):
+    is_ended = any("finish_reason" in each for each in choice.pieces)
+    if is_ended and choice.finish_reason != whole.finish_reason:
         return f": the response has ended by {choice.finish_reason!r}, its ids by {whole.finish_reason!r}", ""
     names, compared = [name for name, _ in calls], list(texts)
     if names != [name for name, _ in written]:
@@ -163,18 +174,24 @@ def compare(
     return None, f", {', '.join([*compared, *(['tool calls'] if calls else [])])} too{left_out}"
 
 
-def _difference(name: str, shown: str, expected: str) -> str:
+def _difference(name: str, shown: str, expected: str, whose: str = "its ids say") -> str:
     at = common_prefix(shown, expected)
     has, say = (repr(each[at : at + NUM_SHOWN]) if at < len(each) else "its end" for each in (shown, expected))
-    return f" at character {at} of {name}: the response has {has}, its ids say {say}"
+    return f" at character {at} of {name}: the response has {has}, {whose} {say}"
 
 
 def _message(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an item of a response of OpenAI's Responses as chats have it."""
     if item.get("type") == "function_call":
         return {"tool_calls": [{"function": item}]}
-    text = "".join(str(each.get("text")) for each in _dicts(item, "content"))
-    return {"reasoning" if item.get("type") == "reasoning" else "content": text}
+    return {"reasoning" if item.get("type") == "reasoning" else "content": _text_of(item)}
+
+
+def _text_of(item: Mapping[str, Any]) -> str:
+    """Return what the events of a stream show of such an item."""
+    if item.get("type") == "function_call":
+        return str(item.get("arguments"))
+    return "".join(str(each.get("text")) for each in _dicts(item, "content"))
 
 
 def _dicts(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from math import inf
 from pathlib import Path
 
 from omnidraft.config.sections import ModelSettings
@@ -47,12 +48,18 @@ def read_costs(path: Path) -> MachineCosts:
         steps = {kind: _by_rows(each) for kind, each in stored["steps"].items()}
         passes, others = _by_rows(stored["passes"]), _by_rows(stored["others"])
         return MachineCosts(stored["about"], passes, {BASE: steps[BASE], **steps}, others)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise RequestError(f"{path} is no file of `omnidraft costs export`: {exc}") from exc
+    except OSError as exc:
+        raise RequestError(f"{path} cannot be read: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise RequestError(f"{path} is no file of `omnidraft costs export`") from exc
 
 
 def _by_rows(seconds: Mapping[str, float]) -> dict[int, float]:
-    return {int(rows): float(each) for rows, each in seconds.items()}
+    """Return the seconds by rows. Raises ValueError where they are none, or no seconds."""
+    found = {int(rows): float(each) for rows, each in seconds.items()}
+    if not found or not all(rows > 0 and 0 <= each < inf for rows, each in found.items()):
+        raise ValueError
+    return found
 
 
 class KnownCosts(MeasuredCosts):

@@ -187,7 +187,7 @@ def test_what_it_costs_to_forget_in_the_weights_is_shown_and_where_the_log_lost_
     record(settings, "b/8", "b/9")  # which the distiller has read, and not published
     asked = run(settings, "forget", "a", "--exact")
     assert (asked.returncode, orders(settings)) == (1, 0)
-    said = "learning goes back to snapshot 1 and reads 6 messages again, 1.5 minutes at the best pace so far"
+    said = "learning goes back to snapshot 1 and reads up to 6 messages, 1.5 minutes for all at the best pace so far"
     assert said in asked.stdout
     for accepts, words in (((), "nothing of nobody is known here"), (("--accept-retention",), "without --exact")):
         unknown = run(settings, "forget", "nobody", "--exact", "--yes", *accepts)

@@ -140,6 +140,8 @@ def test_each_drafter_is_loaded_once_and_no_choice_learns_from_another(
         ("whatif", ("--json", "{0}/costs.json"), "costs.json is no report of `omnidraft whatif`"),
         ("whatif", ("--json", "{0}/list.json"), "list.json is no report of `omnidraft whatif`"),
         ("whatif", ("--costs", "{0}/list.json"), "list.json is no file of `omnidraft costs export`"),
+        ("whatif", ("--costs", "{0}/negative.json"), "negative.json is no file of `omnidraft costs export`"),
+        ("whatif", ("--costs", "{0}"), "cannot be read: Is a directory"),
         ("costs export", ("--out", "{0}/new/a.json"), "there is no folder"),
         ("replay", (), "there is no log at sqlite:///"),
         ("replay", ("--log", "nowhere.avro"), "there is no archive at nowhere.avro"),
@@ -159,6 +161,8 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured_or_made(
 ) -> None:
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "empty.db").touch()
+    costs = {"about": {}, "passes": {"1": -1.0}, "others": {"1": 0.0}, "steps": {"base": {"1": 0.1}}}
+    (tmp_path / "negative.json").write_text(json.dumps(costs))
     settings = config.load(None, log={"url": f"sqlite:///{tmp_path}/junk.db"})
     with closing(assembly.log_writer(settings, settings.log.traces_topic)) as writer:
         writer.append([Outgoing(b"k", b"junk")])

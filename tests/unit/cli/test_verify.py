@@ -77,9 +77,11 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "max_new_tokens must be": {"max_new_tokens": 0},
     "maximum context length": {"max_new_tokens": 10**6},
     "it is no receipt": {"time_ms": 10**18},
+    "it is no receipt of": {"choice": -1},
     "not checked: ": {
         "model": {"name": "gpt-5", "weights": "", "kernels": "forged\nc.json: the same bits", "tokenizer": ""}
     },
+    "not checked: [Errno ": {"model": {"name": "a" * 3000, "weights": "", "kernels": "", "tokenizer": ""}},
 }
 """What a key may sign and no request has, by what is said of it; the last names a model that is not here."""
 
@@ -352,7 +354,7 @@ def test_a_bad_file_is_judged_alone(client: TestClient, verify: Verify, tmp_path
     done = verify(*files, junk, tmp_path / "missing.json", good)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done
     _, *lines, last = done.stdout.splitlines()
-    assert last == f"1 of {len(files) + 3}: the same bits; {len(files) - 1} REFUSED; 3 not checked"
+    assert last == f"1 of {len(files) + 3}: the same bits; {len(files) - 2} REFUSED; 4 not checked"
     for file, words, line in zip(files, IMPOSSIBLE, lines, strict=False):
         verdict = "" if words.startswith("not checked") else "REFUSED: "
         assert line.startswith(f"{file}: {verdict}"), line
@@ -384,6 +386,29 @@ def test_a_stream_as_it_came_over_the_wire_is_read(client: TestClient, verify: V
         path.write_bytes(client.post(f"/v1/{endpoint}", json=body | {"stream": True, "receipt": True}).content)
         done = verify(path)
         assert (done.returncode, " too; its prompt ends with " in done.stdout) == (0, True), done
+    path.write_bytes(path.read_bytes().replace(b'"delta": "', b'"delta": "x', 1))
+    done = verify(path)
+    assert (done.returncode, " of its stream: the response has 'x" in done.stdout) == (1, True), done
+
+
+def test_a_choice_that_shows_less_than_its_ids_say_is_no_match(
+    client: TestClient, verify: Verify, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "answer.json", tmp_path / "response.json"
+    answer = answered(client, path, n=2)
+    answer["choices"][0]["finish_reason"] = None
+    del answer["choices"][1]["receipt"]
+    path.write_text(json.dumps(answer))
+    response = client.post("/v1/responses", json={"input": "How many?", "max_output_tokens": 9, "receipt": True})
+    other.write_text(json.dumps(response.json() | {"output": []}))
+    done = verify(path, other)
+    assert done.returncode == 1, done
+    _, ended, lacking, empty, last = done.stdout.splitlines()
+    assert "[0]: DIFFERENT: the response has ended by None" in ended
+    assert lacking == f"{path}[1]: not checked: choice 1 has no receipt"
+    assert "DIFFERENT at character 0 of content: the response has its end" in empty
+    assert last == "0 of 3: the same bits; 2 DIFFERENT; 1 not checked"
+    assert "leave --tenant out" in verify(path, "--tenant", "a").stdout
 
 
 @pytest.mark.parametrize(

@@ -105,5 +105,6 @@ def test_it_is_signed_with_the_key_that_signs_snapshots_and_a_command_checks_it(
         path.write_text(json.dumps(envelope | {name: value}))
         code, said = verify("--key", public)
         assert (code, said.splitlines()[-1]) == (1, last)
+        assert ("it is unsigned" in said) == (name == "signatures")
     code, said = verify()
     assert (code, "not checked: it is unsigned" in said) == (2, True)

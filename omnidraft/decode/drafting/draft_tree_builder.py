@@ -99,12 +99,8 @@ class DraftTreeBuilder:
         self._children[parent][token] = node = self.num_drafted
         return node
 
-    def value(self, node: int) -> float:
-        """Return the probability that the target's text reaches this node."""
-        return self.values()[node]
-
     def values(self) -> list[float]:
-        """Return the value of every node."""
+        """Return the value of every node: the probability that the target's text reaches it."""
         values = self._values
         for node in self.nodes[len(values) :]:
             values.append(values[node.parent] * node.acceptance)
@@ -135,7 +131,7 @@ class DraftTreeBuilder:
                     self._set_acceptance(node, min(node.acceptance, 1.0 - other))
 
     def open_value(self, node: int) -> float:
-        """Return the probability that it does and continues with what is not drafted yet."""
+        """Return the probability that the text reaches this node and continues with what is not drafted yet."""
         return self.values()[node] * max(1.0 - self._covered(node), 0.0)
 
     def _covered(self, node: int) -> float:

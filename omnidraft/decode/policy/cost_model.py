@@ -83,10 +83,8 @@ class CostCurve:
 
     def update(self, rows: int, seconds: float) -> bool:
         """Correct the curve by one observation; return whether other load may have begun or ended."""
-        size = min(rows, len(self._weights) - 1)
-        shares = self._weights[size] * self._believed_s
-        believed_s = float(shares.sum())
-        gradient, expected = shares / believed_s, believed_s * self(rows) / self(size)
+        gradient, size = self._gradient(rows), min(rows, len(self._weights) - 1)
+        expected = float(self._weights[size] @ self._believed_s) * self(rows) / self(size)
         error = math.log(max(seconds, 1e-9) / expected)
         self._covariance += self._drift
         shared = self._covariance @ gradient

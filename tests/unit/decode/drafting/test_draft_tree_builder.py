@@ -35,7 +35,7 @@ def test_two_proposers_that_say_the_same_share_a_node_and_the_surer_one_counts()
     assert tree.add(0, 3, Source.DIRECT, 0.6) == node
     assert tree.num_drafted == 1
     assert tree.nodes[node].source == Source.LOOKUP
-    assert tree.value(node) == 0.6
+    assert tree.values()[node] == 0.6
 
 
 def test_where_the_drafter_is_sure_a_memory_that_says_otherwise_is_worth_little_and_the_other_way_round():
@@ -45,7 +45,7 @@ def test_where_the_drafter_is_sure_a_memory_that_says_otherwise_is_worth_little_
             tree.add(0, token, source, chance) for token, (source, chance) in enumerate([(sure, 0.9), (doubtful, 0.6)])
         ]
         tree.exclude_siblings()
-        assert [tree.value(node) for node in nodes] == pytest.approx([0.9, 0.1])
+        assert [tree.values()[node] for node in nodes] == pytest.approx([0.9, 0.1])
 
 
 @settings(max_examples=150)
@@ -83,10 +83,10 @@ def test_every_front_of_the_ranking_is_a_tree_that_fits(nodes, num_nodes, num_ch
 def test_without_a_limit_on_chains_no_other_tree_of_that_size_is_worth_more(nodes, num_nodes):
     tree = built(nodes, TreeLimits(num_nodes))
     order = tree.ranked()
-    worth = sum(tree.value(node) for node in order)
+    worth = sum(tree.values()[node] for node in order)
     for other in combinations(range(1, len(tree.nodes)), len(order)):
         if all(tree.nodes[node].parent in (0, *other) for node in other):
-            assert sum(tree.value(node) for node in other) <= worth + 1e-9
+            assert sum(tree.values()[node] for node in other) <= worth + 1e-9
 
 
 @settings(max_examples=100)
@@ -95,8 +95,10 @@ def test_a_single_chain_is_the_most_valuable_one(nodes):
     tree = built(nodes, TreeLimits(9, num_chains=1))
     order = tree.ranked()
     assert tree.build(order).is_chain
-    worth = sum(tree.value(node) for node in order)
-    assert worth == pytest.approx(max(sum(map(tree.value, _path(tree, node))) for node in range(len(tree.nodes))))
+    worth = sum(tree.values()[node] for node in order)
+    assert worth == pytest.approx(
+        max(sum(map(tree.values().__getitem__, _path(tree, node))) for node in range(len(tree.nodes)))
+    )
 
 
 def _path(tree: DraftTreeBuilder, node: int) -> list[int]:
